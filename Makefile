@@ -1,0 +1,33 @@
+# make lab    set up what is needed, then open JupyterLab at the start page. A server without a screen:
+#             make lab ARGS="--no-browser --port 8890"
+# make test   set up what is needed, then everything that must be green.
+# The rest:   make notebooks (manuscript -> notebooks), make benchmark, make constraints (newer versions; see README.md)
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Jupyter wants to hear it when the user is root, as in a container.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: lab test notebooks benchmark constraints
+
+lab:
+	@$(PYTHON) tools/set_up.py
+	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
+	@$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(ARGS)
+
+test:
+	@$(PYTHON) tools/set_up.py --dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m pytest --junitxml=build/tests.xml $(ARGS)
+
+notebooks:
+	@$(PYTHON) tools/set_up.py --dev
+	@$(BIN)/python tools/build_notebooks.py
+
+benchmark:
+	@$(PYTHON) tools/set_up.py --dev
+	@$(BIN)/python tools/benchmark.py
+
+constraints:
+	@$(PYTHON) tools/set_up.py --dev --newest

@@ -33,7 +33,7 @@ from allhands.stack import from_traceback
 # The parent's own time-out comes first: gloo's is there only for the day that the parent is gone.
 _GLOO_SPARE_SECONDS = 60.0
 _GLOO_LONGEST_SECONDS = 7 * 24 * 3600.0
-_SHOWN_MESSAGE = 2_000
+_SHOWN_MESSAGE = 1_000
 
 current: "tuple[int, int] | None" = None
 """The rank and the world size of this process, if it is a rank."""
@@ -111,6 +111,7 @@ def _work(job: Job, rank: int) -> News:
             world_size=job.world_size,
             timeout=timedelta(seconds=patience),
         )
+        dist.barrier()  # Or a rank that dies at once would find others still connecting, and gloo complains of that at length.
         _save_result(job, rank, function(*args))
         return News.DONE
     except BaseException as error:
@@ -167,8 +168,8 @@ def _save_result(job: Job, rank: int, result: Any) -> None:
     except OSError:
         raise
     except Exception as error:
-        why = payload.why_unpicklable(result, "its result")
-        raise UnpicklableResult(why or f"its result cannot be pickled ({error})") from None
+        why = payload.why_unpicklable(result, "result")
+        raise UnpicklableResult(why or f"it cannot be pickled ({error})") from None
 
 
 class UnpicklableResult(TypeError):
@@ -197,7 +198,7 @@ def _save_failure(job: Job, rank: int, error: BaseException) -> None:
 def _what(error: BaseException) -> str:
     """`raised ValueError: bad luck`, with its notes and what it was raised from."""
     if isinstance(error, UnpicklableResult):
-        return f"cannot send its result back: {error}"
+        return f"cannot send the result back: {error}"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     lines = [f"raised {_name_and_message(error)}", *getattr(error, "__notes__", ())]
@@ -233,7 +234,7 @@ def _hint(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return "A rank ends by returning: what it returns is its result."
     if isinstance(error, NameError):
-        return "Ranks are fresh for every run: what another %%ranks cell made is gone."
+        return "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
     if isinstance(error, MemoryError) or "can't allocate memory" in message:
         return _MEMORY_HINT
     if "initialize the default process group twice" in message:

@@ -19,7 +19,7 @@ THIS_CELL = "<this cell>"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _COURSE = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("parallel", "exercises"))
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-_SHOWN_FRAMES = 8
+_SHOWN_FRAMES = 6
 
 
 @dataclass(frozen=True)

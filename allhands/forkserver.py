@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import IO
 
 from allhands.job import HEADER, TELL_STACKS, Job, News
@@ -24,18 +25,39 @@ is_possible = hasattr(os, "fork")
 """Windows has no fork."""
 
 _PATIENCE_AT_EXIT_SECONDS = 2.0
+_READ_BYTES = 65_536
 _SERVER_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # Sets of strings come in the same order in every run.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # Large pages: a third of the time of a fork is saved.
 }
 
 
+class ServerGoneError(RuntimeError):
+    """The fork server could not start, or was killed; before or after the run began."""
+
+    def __init__(self, last_words: str, has_begun: bool) -> None:
+        super().__init__(f"the process that starts the ranks has ended. Its last words: {last_words or 'none'}")
+        self.has_begun = has_begun
+
+
 class ForkedRanks:
     """The ranks of one run, as their caller sees them: a socket with news of them."""
 
-    def __init__(self, control: socket.socket, job: Job) -> None:
+    def __init__(self, control: socket.socket, job: Job, last_words: Callable[[], str]) -> None:
         self.socket = control
         self._job = job
+        self._last_words = last_words
+        self._has_begun = False
+        self._is_lost = False
+
+    def read(self) -> bytes:
+        """What has come over the socket. Raises `ServerGoneError` if nothing ever will."""
+        data = self.socket.recv(_READ_BYTES)
+        if not data:
+            self._is_lost = True
+            raise ServerGoneError(self._last_words(), self._has_begun)
+        self._has_begun = True
+        return data
 
     def poll(self) -> list[tuple[News, int, int]]:
         """News that does not come over the socket: none."""
@@ -47,10 +69,10 @@ class ForkedRanks:
 
     def end(self) -> None:
         """End the ranks and remove the run's folder; the server does it, in the background."""
-        try:
+        if self._is_lost:
+            shutil.rmtree(self._job.directory, ignore_errors=True)
+        else:
             self.socket.shutdown(socket.SHUT_RDWR)  # It counts also if a fork of the caller holds a copy.
-        except OSError:
-            shutil.rmtree(self._job.directory, ignore_errors=True)  # There is no server any more.
         self.socket.close()
 
 
@@ -74,6 +96,9 @@ class ForkServer:
             return
         if self._owner != os.getpid():
             atexit.register(self.stop)
+        if self._socket is not None and self._log is not None:  # of a server that was killed, or is another process's
+            self._socket.close()
+            self._log.close()
         self._owner = os.getpid()  # A copy of this object in a forked process must not talk to the original's server.
         self._socket, server_end = socket.socketpair()
         self._log = tempfile.TemporaryFile()
@@ -95,20 +120,15 @@ class ForkServer:
         ours, servers = socket.socketpair()
         body = pickle.dumps(job)
         with self._lock, servers:
-            for is_last_try in (False, True):
-                self._ensure_started()
-                try:
-                    socket.send_fds(self._socket, [HEADER.pack(len(body))], [servers.fileno()])
-                    self._socket.sendall(body)
-                    break
-                except BrokenPipeError:  # It was killed just now.
-                    self._process.wait()
-                    if is_last_try:
-                        ours.close()
-                        raise
-        return ForkedRanks(ours, job)
+            self._ensure_started()
+            try:
+                socket.send_fds(self._socket, [HEADER.pack(len(body))], [servers.fileno()])
+                self._socket.sendall(body)
+            except OSError:  # It has ended just now, which the first read will find out.
+                self._process.wait()
+        return ForkedRanks(ours, job, self._last_words)
 
-    def last_words(self) -> str:
+    def _last_words(self) -> str:
         """What the server printed: the reason, if it could not start."""
         if self._log is None:
             return ""

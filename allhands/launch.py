@@ -76,9 +76,17 @@ def run(
             f"run() was called in rank {rank.current[0]} of {rank.current[1]}: ranks cannot have ranks of their own. "
             "Call it in the notebook or script"
         )
-    job = _prepare(fn, args, world_size, seconds, seed)
     try:
-        ranks = _start(job)
+        return _run(_prepare(fn, args, world_size, seconds, seed), stream)
+    except forkserver.ServerGoneError as error:
+        if error.has_begun:
+            raise
+    return _run(_prepare(fn, args, world_size, seconds, seed), stream)  # The server had been killed since the last run.
+
+
+def _run(job: Job, stream: bool) -> Run:
+    try:
+        ranks = forkserver.server.start(job) if forkserver.is_possible else spawn.SpawnedRanks(job)
     except BaseException:
         shutil.rmtree(job.directory, ignore_errors=True)
         raise
@@ -159,10 +167,6 @@ def _why_unsendable(fn: Callable[..., Any], args: tuple[Any, ...]) -> str | None
     return next((why for name, part in parts if (why := payload.why_unpicklable(part, name))), None)
 
 
-def _start(job: Job) -> Any:
-    return forkserver.server.start(job) if forkserver.is_possible else spawn.SpawnedRanks(job)
-
-
 # --- from the start to the end ------------------------------------------------------------------------------------
 
 
@@ -221,10 +225,7 @@ class _Watch:
     def take_news(self, seconds: float) -> None:
         """Wait so long at most for something to happen, and note it."""
         if self.selector.select(min(seconds, _STREAM_SECONDS if self.stream else _LOOK_SECONDS)):
-            data = self.ranks.socket.recv(65536)
-            if not data:
-                raise RuntimeError(f"the process that starts the ranks has ended\n{self.ranks.last_words()}".rstrip())
-            self.unread += data
+            self.unread += self.ranks.read()
             whole = len(self.unread) // RECORD.size * RECORD.size
             for what, r, number in RECORD.iter_unpack(self.unread[:whole]):
                 self.note(News(what), r, number)

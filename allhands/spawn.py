@@ -10,6 +10,7 @@ from allhands.job import STACK_SIGNAL, Job, News
 from allhands.rank import main
 
 _context = multiprocessing.get_context("spawn")
+_READ_BYTES = 65_536
 _is_said = False
 
 
@@ -31,6 +32,10 @@ class SpawnedRanks:
         except BaseException:
             self.end()
             raise
+
+    def read(self) -> bytes:
+        """What has come over the socket."""
+        return self.socket.recv(_READ_BYTES)
 
     def poll(self) -> list[tuple[News, int, int]]:
         """News that does not come over the socket: who started and who exited."""

@@ -81,22 +81,21 @@ class LiveText:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.half_line = ""
-        self.lines = 0
-        self.characters = 0
+        self.room = SHOWN_CHARACTERS
+        self.shown_lines = 0
+        self.dropped_lines = 0
 
     def take(self, text: str, last: bool = False) -> Iterator[str]:
-        """New text in, labelled lines out; `last` also gives the half line at the end."""
+        """New text in, labelled lines out; `last` also gives the half line at the end, and how much was not shown."""
         *lines, self.half_line = (self.half_line + text).split("\n")
         if last and self.half_line:
             lines.append(self.half_line)
-            self.half_line = ""
         for line in lines:
-            self.lines += 1
-            self.characters += len(line)
-            if not self._over():
+            if self.room > 0 and self.shown_lines < SHOWN_LINES:
+                self.room -= len(line)
+                self.shown_lines += 1
                 yield f"[{self.rank}] {cut_line(as_on_screen(line))}".rstrip() + "\n"
-        if last and self._over():
-            yield f"[{self.rank}] … the rest of {self.lines:,} lines not shown …\n"
-
-    def _over(self) -> bool:
-        return self.lines > SHOWN_LINES or self.characters > SHOWN_CHARACTERS
+            else:
+                self.dropped_lines += 1
+        if last and self.dropped_lines:
+            yield f"[{self.rank}] … {self.dropped_lines:,} more lines not shown …\n"

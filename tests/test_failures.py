@@ -1,0 +1,345 @@
+"""What a run says when ranks fail: the cause and nothing but the cause, with the learner's line, the same text every time."""
+
+import ctypes
+import itertools
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from allhands import RankError, RankTimeout, run
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def text_of(fn, *args, world_size=3, error=RankError, **options):
+    """The error's text, with the line numbers of this file taken out."""
+    with pytest.raises(error) as caught:
+        run(fn, *args, world_size=world_size, **options)
+    lines = str(caught.value).splitlines()
+    return [line.rpartition(", line ")[0] or line if "test_failures.py, line " in line else line for line in lines]
+
+
+THE_OTHERS = ["", "The other 2 ranks were stopped."]
+HERE = "  tests/test_failures.py"
+
+
+def test_one_raises_while_the_others_wait():
+    def fail():
+        if dist.get_rank() == 1:
+            raise ValueError("bad luck")
+        dist.barrier()
+
+    expected = ["Rank 1 of 3 raised ValueError: bad luck", "", HERE, '      raise ValueError("bad luck")', *THE_OTHERS]
+    assert text_of(fail) == expected
+
+
+def test_all_raise_the_same():
+    assert text_of(lambda: {}["x"])[0] == "All 3 ranks raised KeyError: 'x'"
+    assert text_of(lambda: {}["x"], world_size=1)[0] == "The only rank raised KeyError: 'x'"
+    assert len(text_of(lambda: {}["x"])) == 4  # and nobody is said to have been stopped
+
+
+def test_some_raise_the_same_and_one_another():
+    def fail():
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(1), 1)
+        raise ValueError("odd" if dist.get_rank() % 2 else "even")
+
+    text = text_of(fail, world_size=5)
+    assert text[0] == "Ranks 1,3 of 5 raised ValueError: odd"
+    assert text[-4:] == ["And also:", "  ranks 2,4 of 5 raised ValueError: even", "", "The other rank was stopped."]
+
+
+def test_many_different_causes_are_cut_short():
+    def fail():
+        raise ValueError(dist.get_rank())
+
+    assert text_of(fail, world_size=8)[5:] == [
+        "And also:",
+        *(f"  rank {r} of 8 raised ValueError: {r}" for r in range(1, 5)),
+        "  and 3 more",
+    ]
+
+
+def test_the_frames_lead_to_the_readers_own_line_and_not_into_libraries():
+    def inner(model):
+        return model(torch.ones(3))
+
+    def outer():
+        return inner(torch.nn.Linear(4, 1))
+
+    text = text_of(outer)
+    assert [line for line in text[1:] if line] == [
+        HERE,
+        "      return inner(torch.nn.Linear(4, 1))",
+        HERE,
+        "      return model(torch.ones(3))",
+    ]
+
+
+def test_a_deep_recursion_is_told_in_short():
+    def again():
+        return again()
+
+    text = text_of(again)
+    assert text[0] == "All 3 ranks raised RecursionError: maximum recursion depth exceeded"
+    assert "  … more calls like these …" in text and len(text) < 20
+
+
+def test_what_an_exception_was_raised_from_and_its_notes():
+    def fail():
+        try:
+            {}["a"]
+        except KeyError as error:
+            second = RuntimeError("no such setting")
+            second.add_note("Settings are a, b, c.")
+            raise second from error
+
+    assert text_of(fail)[:3] == ["All 3 ranks raised RuntimeError: no such setting", "Settings are a, b, c.", "raised from KeyError: 'a'"]
+
+
+@pytest.mark.parametrize(("code", "shown"), [(2, "2"), (0, "0"), (None, ""), ("no data", "'no data'")])
+def test_sys_exit(code, shown):
+    def leave():
+        if dist.get_rank() == 1:
+            sys.exit(code)
+        dist.barrier()
+
+    text = text_of(leave)
+    assert text[0] == f"Rank 1 of 3 called sys.exit({shown})"
+    assert text[-4:] == ["", "A rank ends by returning: what it returns is its result.", *THE_OTHERS]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_os_exit(code):
+    def leave():
+        if dist.get_rank() == 1:
+            os._exit(code)
+        dist.barrier()
+
+    hint = "A rank ends by returning: os._exit() takes its result with it."
+    assert text_of(leave) == [f"Rank 1 of 3 ended its process (exit code {code})", "", hint, *THE_OTHERS]
+
+
+def test_a_segmentation_fault_is_told_with_its_line():
+    def crash():
+        if dist.get_rank() == 2:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    title = "Rank 2 of 3 was ended by a segmentation fault (SIGSEGV)"
+    assert text_of(crash) == [title, "", HERE, "      ctypes.string_at(0)", *THE_OTHERS]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGBUS])
+def test_a_signal_from_outside(number):
+    def be_killed():
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), number)
+        dist.barrier()
+
+    text = text_of(be_killed)
+    assert text[0].startswith("Rank 0 of 3 was ended by ") and number.name in text[0]
+    assert ("Did memory run out" in "".join(text)) == (number == signal.SIGKILL)
+    assert text[-2:] == THE_OTHERS
+
+
+def test_the_errors_that_a_death_causes_in_others_are_not_causes():
+    """Rank 0 sees its connection to rank 1 close, and raises an error of its own for it."""
+
+    def fail():
+        if dist.get_rank() == 1:
+            dist.barrier()
+            os._exit(1)
+        dist.barrier()
+        try:
+            dist.recv(torch.ones(1), 1)
+        except RuntimeError:
+            raise ValueError("rank 1 has not sent") from None
+
+    assert text_of(fail)[0] == "Rank 1 of 3 ended its process (exit code 1)"
+    assert text_of(fail)[-2:] == THE_OTHERS
+
+
+def limit_memory():
+    """No more memory than this process has now and 200 MB."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 200_000_000, now + 200_000_000))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.parametrize("allocate", [lambda: bytearray(1 << 30), lambda: torch.ones(1 << 28)])
+def test_out_of_memory(allocate):
+    def fill():
+        if dist.get_rank() == 1:
+            limit_memory()
+            allocate()
+        dist.barrier()
+
+    text = text_of(fill)
+    assert text[0].startswith(("Rank 1 of 3 raised MemoryError", "Rank 1 of 3 raised RuntimeError: "))
+    assert text[-4:] == ["", "Memory ran out. Try smaller tensors or fewer ranks.", *THE_OTHERS]
+
+
+class Stubborn(Exception):
+    def __init__(self):
+        super().__init__("I cannot be pickled")
+        self.lock = threading.Lock()
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (lambda: Stubborn(), "Stubborn: I cannot be pickled"),
+        (lambda: Mute(), "Mute: (its message cannot be made: ValueError)"),
+        (lambda: ValueError(), "ValueError"),
+        (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
+        (lambda: ValueError("é \ud800 \x00"), "ValueError: é \ud800 \x00"),
+        (lambda: ValueError("a" * 10_000_000 + "end"), f"ValueError: {'a' * 500} … 9,999,003 characters not shown … {'a' * 497}end"),
+    ],
+)
+def test_exceptions_of_every_kind(error, told):
+    def fail():
+        raise error()
+
+    assert text_of(fail)[0] == f"All 3 ranks raised {told}"
+
+
+def test_input():
+    assert text_of(lambda: input("name? "))[0] == (
+        "All 3 ranks raised RuntimeError: a rank has no keyboard: input() and breakpoint() cannot work. Give run() the value as an argument"
+    )
+    assert "a rank has no keyboard" in text_of(lambda: breakpoint())[0]
+
+
+def test_a_name_of_another_cell():
+    text = text_of(lambda: made_elsewhere)  # noqa: F821
+    assert text[0] == "All 3 ranks raised NameError: name 'made_elsewhere' is not defined"
+    assert text[-1] == "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
+
+
+def test_a_second_process_group():
+    assert text_of(lambda: dist.init_process_group("gloo"))[-1] == (
+        "Ranks are born with their process group: leave init_process_group out."
+    )
+
+
+def test_sizes_that_make_gloo_abort():
+    def unequal():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(4), 1)
+        else:
+            dist.recv(torch.ones(2), 0)
+
+    text = text_of(unequal, world_size=2)
+    assert text[0] == "Rank 1 of 2 was ended by an abort in a C++ library (SIGABRT)"
+    assert text[3] == "      dist.recv(torch.ones(2), 0)"
+    assert text[5].endswith("Did two ranks disagree about the size of a message?")
+
+
+def test_a_failure_does_not_wait_for_others_who_sleep():
+    def fail():
+        if dist.get_rank() == 0:
+            raise ValueError
+        time.sleep(60)
+
+    start = time.monotonic()
+    text_of(fail)
+    assert time.monotonic() - start < 10
+
+
+def test_what_was_printed_before_the_failure_is_shown_and_kept(capsys):
+    def fail():
+        print("hello")
+        raise ValueError
+
+    with pytest.raises(RankError) as caught:
+        run(fail, world_size=2)
+    assert capsys.readouterr().out == "[0-1] hello\n"
+    assert caught.value.output == ("hello\n", "hello\n")
+
+
+def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("allhands.launch._MAX_OUTPUT_BYTES", 100_000)
+
+    def chatter():
+        while dist.get_rank() == 1:
+            print("again")
+
+    text = text_of(chatter)
+    assert text == ["Rank 1 of 3 printed more than 100,000 bytes", "", "Is there a print in an endless loop?", *THE_OTHERS]
+
+
+# --- time-outs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_time_out_says_where_each_rank_stands():
+    def stand():
+        rank = dist.get_rank()
+        if rank == 0:
+            return
+        if rank == 1:
+            time.sleep(60)
+        if rank == 2:
+            sum(itertools.count())  # never gives Python a chance
+        dist.recv(torch.ones(1), src=1)
+
+    text = text_of(stand, world_size=5, timeout=1, error=RankTimeout)
+    assert text == [
+        "Not finished after 1 second.",
+        "",
+        "Rank 0 of 5:",
+        "  had finished",
+        "Rank 1 of 5:",
+        HERE,
+        "      time.sleep(60)",
+        "Rank 2 of 5:",
+        HERE,
+        "      sum(itertools.count())  # never gives Python a chance",
+        "Ranks 3-4 of 5:",
+        HERE,
+        "      dist.recv(torch.ones(1), src=1)",
+        "",
+        "Ranks that wait for each other wait for ever. If this was only slow, give it more with timeout=…",
+    ]
+
+
+def test_a_time_out_of_a_stopped_rank():
+    def stop():
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    text = text_of(stop, timeout=0.5, error=RankTimeout)
+    assert text[0] == "Not finished after 0.5 seconds."
+    assert text[2:4] == ["Rank 0 of 3:", "  did not say where it is"]
+
+
+def test_a_time_out_is_also_a_timeouterror():
+    with pytest.raises(TimeoutError):
+        run(time.sleep, 60, world_size=2, timeout=0.2)
+
+
+def test_no_time_out():
+    assert run(dist.get_rank, world_size=2, timeout=float("inf")).results == [0, 1]
+
+
+def test_a_deep_stack_at_a_time_out():
+    def dive(depth):
+        return dive(depth - 1) if depth else time.sleep(60)
+
+    text = text_of(dive, 300, timeout=0.5, error=RankTimeout)
+    assert text[2] == "All 3 ranks:" and text[-3] == "      return dive(depth - 1) if depth else time.sleep(60)"

@@ -1,8 +1,8 @@
 import pytest
-from leftovers import nothing_left_behind
 
 from allhands import run
 from allhands.forkserver import server
+from leftovers import nothing_left_behind
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from leftovers import descendants, is_alive, nothing_left_behind, run_folders, wait_until
 
 from allhands import RankError, run
 from allhands.launch import MAX_WORLD_SIZE
+from leftovers import descendants, is_alive, nothing_left_behind, run_folders, wait_until
 
 pytestmark = pytest.mark.usefixtures("clean")
 

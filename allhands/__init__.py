@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-_HOME = {"run": "launch", "Run": "launch", "RankError": "errors", "RankTimeout": "errors"}
+_HOME = {"run": "launch", "Run": "watch", "RankError": "errors", "RankTimeout": "errors"}
 
 __all__ = ["RankError", "RankTimeout", "Run", "load_ipython_extension", "run"]
 

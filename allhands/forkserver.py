@@ -26,6 +26,7 @@ is_possible = hasattr(os, "fork")
 
 _PATIENCE_AT_EXIT_SECONDS = 2.0
 _READ_BYTES = 65_536
+_SERVER_CODE = "import sys; sys.path[:] = {path!r}; from allhands.server import serve; serve({descriptor})"
 _SERVER_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # Sets of strings come in the same order in every run.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # Large pages: a third of the time of a fork is saved.
@@ -102,7 +103,7 @@ class ForkServer:
         self._owner = os.getpid()  # A copy of this object in a forked process must not talk to the original's server.
         self._socket, server_end = socket.socketpair()
         self._log = tempfile.TemporaryFile()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from allhands.server import serve; serve({server_end.fileno()})"
+        code = _SERVER_CODE.format(path=sys.path, descriptor=server_end.fileno())
         with server_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code],

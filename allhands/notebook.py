@@ -8,9 +8,10 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from allhands.cell import Cell, CellValue
 from allhands.errors import CellSyntaxError
-from allhands.launch import Run, run
+from allhands.launch import run
 from allhands.printed import fold
 from allhands.stack import THIS_CELL, Frame
+from allhands.watch import Run
 
 
 class RankValues:

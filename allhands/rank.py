@@ -17,6 +17,7 @@ import re
 import socket
 import sys
 import time
+import traceback
 import types
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,8 +51,10 @@ def main(job: Job, rank: int, doorbell: socket.socket) -> NoReturn:
         doorbell.sendall(RECORD.pack(news, rank, 0))
         while os.getppid() == born_of:
             time.sleep(0.5)
+    except BaseException:
+        traceback.print_exc()  # Nothing else is left to say it with.
     finally:
-        os._exit(0)
+        os._exit(1)
 
 
 def _take_on(job: Job, rank: int) -> None:

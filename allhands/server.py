@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -33,16 +34,15 @@ class _Live:
     is_ending: bool = False
 
     def report(self, news: News, rank: int, number: int) -> None:
-        try:
+        with suppress(OSError):  # The caller may have gone; the end of its socket will be seen next.
             self.control.sendall(RECORD.pack(news, rank, number))
-        except OSError:
-            pass  # The caller has gone; the end of its socket will be seen next.
 
     def end(self) -> None:
         """Kill what still lives, with all that it started (a rank leads a process group of its own)."""
         self.is_ending = True
         for pid in self.ranks:
             _kill_group(pid)
+            os.kill(pid, signal.SIGKILL)  # It may have left its group.
 
 
 class _Server:
@@ -92,7 +92,8 @@ class _Server:
                 break
             if pid == 0:
                 self.become_rank(run, rank)
-            os.setpgid(pid, pid)  # Here and in the child, so that it holds whoever comes first.
+            with suppress(OSError):  # Here and in the child, so that it holds whoever comes first.
+                os.setpgid(pid, pid)
             run.ranks[pid] = rank
             run.report(News.STARTED, rank, pid)
 
@@ -166,10 +167,8 @@ def _reap_one() -> tuple[int, int] | None:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # Nothing of its group may be left.
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # Nothing of its group is left.
 
 
 def _write_whole_lines() -> None:

@@ -5,7 +5,9 @@ import itertools
 import os
 import resource
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from allhands import RankError, RankTimeout, run
+from leftovers import is_alive, wait_until
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -273,7 +276,7 @@ def test_what_was_printed_before_the_failure_is_shown_and_kept(capsys):
 
 
 def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("allhands.launch._MAX_OUTPUT_BYTES", 100_000)
+    monkeypatch.setattr("allhands.watch._MAX_OUTPUT_BYTES", 100_000)
 
     def chatter():
         while dist.get_rank() == 1:
@@ -343,3 +346,47 @@ def test_a_deep_stack_at_a_time_out():
 
     text = text_of(dive, 300, timeout=0.5, error=RankTimeout)
     assert text[2] == "All 3 ranks:" and text[-3] == "      return dive(depth - 1) if depth else time.sleep(60)"
+
+
+# --- when not even the ranks can be had ---------------------------------------------------------------------------
+
+
+def test_a_system_that_gives_no_more_processes():
+    """The fork server's third fork fails. Its run is over, and the next one works."""
+    scarce = """
+        import os
+        fork, calls = os.fork, []
+        def scarce():
+            calls.append(1)
+            if len(calls) == 3:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            return fork()
+        os.fork = scarce
+    """
+    program = f"""
+        from allhands import forkserver, run
+        forkserver._SERVER_CODE = {textwrap.dedent(scarce)!r} + forkserver._SERVER_CODE
+        try:
+            run(int, world_size=4)
+        except Exception as error:
+            print(error)
+        print(run(int, world_size=4).results)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "Rank 2 of 4 could not be started (Resource temporarily unavailable)",
+        "",
+        "Try fewer ranks: the system gives no more processes or memory.",
+        "",
+        "The other 3 ranks were stopped.",
+        "[0, 0, 0, 0]",
+    ], done.stderr
+
+
+def test_a_rank_that_left_its_process_group_is_ended_too():
+    def move():
+        os.setpgid(0, os.getpgid(os.getppid()))
+        return os.getpid()
+
+    pids = run(move, world_size=2).results
+    assert wait_until(lambda: not any(map(is_alive, pids)))

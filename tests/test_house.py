@@ -1,0 +1,185 @@
+"""The house rules that a machine can hold."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "allhands"
+NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions", "lessons") for path in (ROOT / folder).glob("*.ipynb"))
+
+# Ground floor first: a module imports only from those before it.
+FLOORS = [
+    *("printed", "stack", "errors", "payload", "liveness", "job", "cell", "rank", "server"),
+    *("forkserver", "spawn", "watch", "launch", "notebook"),
+]
+
+
+def imports_of(path):
+    """The modules of the package that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "allhands":
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allhands."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("allhands.")}
+    return found
+
+
+def test_every_module_has_its_floor():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*FLOORS, "__init__"}
+
+
+@pytest.mark.parametrize("module", FLOORS)
+def test_modules_import_one_way(module):
+    below = set(FLOORS[: FLOORS.index(module)])
+    assert imports_of(PACKAGE / f"{module}.py") <= below
+
+
+@pytest.mark.parametrize(("module", "forbidden"), [("forkserver", {"torch", "IPython"}), ("launch", {"IPython"}), ("rank", {"IPython"})])
+def test_what_a_module_does_not_import(module, forbidden):
+    """The fork server's handle must not wait for torch, and nothing but the notebook may bring in IPython."""
+    program = f"import sys, allhands.{module}; print(sorted({forbidden!r} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
+def test_modules_stay_short(path):
+    assert len(path.read_text().splitlines()) <= 300
+
+
+def conda_requirements(text):
+    """Name -> bounds from environment.yml's list, without the parts that only conda has."""
+    lines = re.findall(r"^  - ([a-z-]+)([^\s#]*)", text, re.MULTILINE)
+    return {name: bounds for name, bounds in lines if name not in ("conda-forge", "nodefaults", "pip", "pip:")}
+
+
+def test_conda_and_pip_ask_for_the_same():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pip = dict(re.fullmatch(r"([a-z-]+)(.*)", requirement).groups() for requirement in wanted)
+    pip["pytorch-cpu"] = pip.pop("torch")
+    pip["python"] = project["requires-python"]
+    assert conda_requirements((ROOT / "environment.yml").read_text()) == pip
+
+
+def test_every_requirement_has_its_tested_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.match(r"[a-z-]+", name)[0] for name in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert wanted <= pinned
+
+
+# --- notebooks: what nbval lets pass ------------------------------------------------------------------------------
+
+
+def test_notebooks_are_what_the_manuscript_says():
+    subprocess.run([sys.executable, ROOT / "tools" / "build_notebooks.py", "--check"], check=True)
+
+
+def test_a_change_of_the_manuscript_is_noticed(tmp_path):
+    for part in ("tools", "manuscript", "notebooks"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    text = tmp_path / "manuscript" / "reference" / "start_here.md"
+    text.write_text(text.read_text().replace("torch.ones(2)", "torch.ones(3)"))
+    done = subprocess.run([sys.executable, tmp_path / "tools" / "build_notebooks.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 1 and "notebooks/start_here.ipynb is not what the manuscript says" in done.stderr
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_been_run_from_top_to_bottom_and_is_tidy(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        failed = any(output.output_type == "error" for output in cell.outputs)
+        assert failed == ("raises-exception" in cell.metadata.get("tags", [])), cell.source
+        assert not any(output.output_type == "stream" and output.name == "stderr" for output in cell.outputs), cell.source
+        assert "execution" not in cell.metadata
+        if not re.match(r"%load_ext|import |[a-z_]+ = .*$", cell.source.splitlines()[-1]):
+            assert cell.outputs, f"no output stored, so nothing is checked: {cell.source}"
+    assert sum("nbval-ignore-output" in cell.metadata.get("tags", []) for cell in cells) <= 2
+    assert path.stat().st_size < 300_000
+
+
+def test_a_changed_output_turns_nbval_red(tmp_path):
+    notebook = nbformat.read(ROOT / "notebooks" / "start_here.ipynb", as_version=4)
+    changed = 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "execute_result" and "6., 6." in output.data["text/plain"]:
+                output.data["text/plain"] = "[0-3] tensor([6., 7.])"
+                changed += 1
+    assert changed == 1
+    nbformat.write(notebook, tmp_path / "changed.ipynb")
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=--nbval --nbval-current-env", "-c", ROOT / "pyproject.toml"]
+    done = subprocess.run([*command, "--rootdir", tmp_path, tmp_path / "changed.ipynb"], capture_output=True, text=True)
+    assert "1 failed" in done.stdout and "tensor([6., 7.])" in done.stdout
+
+
+# --- setting up ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder that has what setting up needs, but for the right to be what it is."""
+    for name in ("tools", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "Makefile"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    return tmp_path
+
+
+def set_up(folder, *prelude):
+    """Run tools/set_up.py with something changed before: lines of Python."""
+    program = "\n".join(
+        ["import sys, runpy", "sys.argv = ['set_up.py']", *prelude, "runpy.run_path('tools/set_up.py', run_name='__main__')"]
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+
+
+def test_a_python_that_is_too_old_says_so(copy):
+    done = set_up(copy, "import shutil; shutil.which = lambda name: None", "sys.version_info = (3, 10, 2)")
+    assert done.returncode == 1
+    assert "All Hands needs Python 3.11 or newer, but " in done.stderr and "is 3.10" in done.stderr
+    assert "make lab PYTHON=/path/to/python3.12" in done.stderr
+
+
+def test_set_up_is_written_for_old_pythons():
+    """It must parse where it can only say that it will not run."""
+    ast.parse((ROOT / "tools" / "set_up.py").read_text(), feature_version=(3, 7))
+
+
+def test_a_failed_download_says_what_to_do(copy):
+    prelude = "import subprocess; call = subprocess.call; subprocess.call = lambda c, **k: 1 if 'install' in c else call(c, **k)"
+    done = set_up(copy, prelude)
+    assert done.returncode == 1
+    assert "pip could not install everything" in done.stderr and "run make again" in done.stderr
+
+
+def test_a_virtual_environment_that_cannot_be_made_says_what_to_do(copy):
+    done = set_up(copy, "import subprocess; subprocess.call = lambda c, **k: 1")
+    assert done.returncode == 1
+    assert "apt-get install python3-venv" in done.stderr
+    assert not (copy / ".venv").exists()
+
+
+def test_a_folder_that_cannot_be_written_says_so(copy):
+    done = set_up(copy, "import os; os.access = lambda path, mode: False")
+    assert done.returncode == 1
+    assert f"{copy} cannot be written by you" in done.stderr and "Copy the course" in done.stderr
+
+
+def test_a_full_disk_says_so(copy):
+    prelude = "import os; os.makedirs = lambda *a, **k: (_ for _ in ()).throw(OSError(28, 'No space left on device', '.venv'))"
+    nothing = "import subprocess; subprocess.call = lambda c, **k: 0"
+    done = set_up(copy, prelude, nothing)
+    assert done.returncode == 1
+    assert ".venv cannot be written (No space left on device)" in done.stderr

@@ -13,7 +13,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab:
 	@$(PYTHON) tools/set_up.py
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
-	@$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(ARGS)
+	@$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(ARGS)
 
 test:
 	@$(PYTHON) tools/set_up.py --dev

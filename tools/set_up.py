@@ -52,14 +52,13 @@ def wanted(dev: bool) -> dict:
     return {"files": digest.hexdigest(), "root": ROOT, "dev": dev}
 
 
-def is_done(want: dict) -> bool:
-    """Whether the last set-up was for the same files, and for at least as much."""
+def last_set_up() -> dict:
+    """What the stamp says, or nothing if there is none."""
     try:
         with open(STAMP) as file:
-            have = json.load(file)
+            return json.load(file)
     except (OSError, ValueError):
-        return False
-    return dict(have, dev=want["dev"]) == want and have["dev"] >= want["dev"]
+        return {}
 
 
 def make_venv() -> str:
@@ -117,7 +116,8 @@ def main() -> None:
     parser.add_argument("--newest", action="store_true")
     options = parser.parse_args()
     use_a_new_enough_python()
-    if not options.newest and is_done(wanted(options.dev)):
+    dev = options.dev or last_set_up().get("dev", False)  # What was there for tests stays.
+    if not options.newest and last_set_up() == wanted(dev):
         return
     if not os.access(ROOT, os.W_OK):
         give_up(f"{ROOT} cannot be written by you.", "Copy the course to a folder of your own, and run make there.")
@@ -125,12 +125,12 @@ def main() -> None:
         if options.newest:
             shutil.rmtree(VENV, ignore_errors=True)
         python = make_venv()
-        install(python, options.dev, options.newest)
+        install(python, dev, options.newest)
         if options.newest:
             write_constraints(python)
         quiet_lab()
         with open(STAMP, "w") as file:
-            json.dump(wanted(options.dev), file)
+            json.dump(wanted(dev), file)
     except OSError as error:
         give_up(
             f"{error.filename or VENV} cannot be written ({error.strerror}).",

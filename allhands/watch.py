@@ -160,7 +160,7 @@ class Watch:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
         return (
             f"Not finished after {seconds}.\n\n{self._standings(_STACK_SECONDS)}\n\n"
-            "Ranks that wait for each other wait for ever. If this was only slow, give it more with timeout=…"
+            "Ranks that wait for each other wait for ever. If these were only slow, give them a longer timeout."
         )
 
     def _interrupt_text(self) -> str:

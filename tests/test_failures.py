@@ -316,7 +316,7 @@ def test_a_time_out_says_where_each_rank_stands():
         HERE,
         "      dist.recv(torch.ones(1), src=1)",
         "",
-        "Ranks that wait for each other wait for ever. If this was only slow, give it more with timeout=…",
+        "Ranks that wait for each other wait for ever. If these were only slow, give them a longer timeout.",
     ]
 
 

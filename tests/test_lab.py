@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -105,6 +106,9 @@ def test_the_server_listens_on_loopback_only(lab):
 
 def test_the_start_page_opens_with_its_outputs(page):
     page.get_by_role("heading", name="Start here").wait_for()
+    cells = nbformat.read(ROOT / "notebooks" / "start_here.ipynb", as_version=4).cells
+    stored = sum(len(cell.get("outputs", [])) for cell in cells)
+    assert wait_until(lambda: len(outputs(page)) == stored)
     assert "[0-3] tensor([6., 6.])" in outputs(page)
     assert any(text.startswith("RankError: Rank 2 of 4 raised ZeroDivisionError") for text in outputs(page))
 

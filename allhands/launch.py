@@ -11,6 +11,7 @@ from typing import Any
 
 from allhands import forkserver, payload, rank, spawn
 from allhands.cell import Cell
+from allhands.interrupt import Interrupts
 from allhands.job import Job
 from allhands.watch import Run, Watch
 
@@ -44,22 +45,24 @@ def run(
             f"run() was called in rank {rank.current[0]} of {rank.current[1]}: ranks cannot have ranks of their own. "
             "Call it in the notebook or script"
         )
-    try:
-        return _run(_prepare(fn, args, world_size, seconds, seed), stream)
-    except forkserver.ServerGoneError as error:
-        if error.has_begun:
-            raise
-    return _run(_prepare(fn, args, world_size, seconds, seed), stream)  # The server had been killed since the last run.
+    with Interrupts() as interrupts:
+        try:
+            return _run(_prepare(fn, args, world_size, seconds, seed), stream, interrupts)
+        except forkserver.ServerGoneError as error:
+            if error.has_begun:
+                raise
+        # The server had been killed since the last run.
+        return _run(_prepare(fn, args, world_size, seconds, seed), stream, interrupts)
 
 
-def _run(job: Job, stream: bool) -> Run:
+def _run(job: Job, stream: bool, interrupts: Interrupts) -> Run:
     try:
         ranks = forkserver.server.start(job) if forkserver.is_possible else spawn.SpawnedRanks(job)
     except BaseException:
         shutil.rmtree(job.directory, ignore_errors=True)
         raise
     try:
-        return Watch(job, ranks, stream).follow()
+        return Watch(job, ranks, stream, interrupts).follow()
     finally:
         ranks.end()
 

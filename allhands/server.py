@@ -68,19 +68,23 @@ class _Server:
                     key.data()
         except EOFError:
             pass
-        for run in self.runs:
-            run.end()
-        for run in self.runs:
-            for pid in run.ranks:
-                os.waitpid(pid, 0)
-            shutil.rmtree(run.job.directory, ignore_errors=True)
+        finally:
+            for run in self.runs:
+                run.end()
+            for run in self.runs:
+                for pid in run.ranks:
+                    os.waitpid(pid, 0)
+                shutil.rmtree(run.job.directory, ignore_errors=True)
 
     def take_request(self) -> None:
         header, descriptors, _, _ = socket.recv_fds(self.requests, HEADER.size, 1)
         if not header:
             raise EOFError
         (length,) = HEADER.unpack(header)
-        job: Job = pickle.loads(self.requests.recv(length, socket.MSG_WAITALL))
+        body = self.requests.recv(length, socket.MSG_WAITALL)
+        if len(body) < length:
+            raise EOFError
+        job: Job = pickle.loads(body)
         run = _Live(job, socket.socket(fileno=descriptors[0]))
         self.runs.append(run)
         self.selector.register(run.control, selectors.EVENT_READ, lambda: self.obey(run))

@@ -11,6 +11,7 @@ from typing import Any
 
 from allhands import forkserver, liveness, payload, rank, spawn
 from allhands.errors import Failure, RankError, RankTimeout, RunInterrupted, root_cause, standings
+from allhands.interrupt import Interrupts
 from allhands.job import RECORD, Job, News
 from allhands.printed import LiveText, fold
 from allhands.stack import Frame, from_faulthandler
@@ -49,6 +50,7 @@ class Watch:
     job: Job
     ranks: forkserver.ForkedRanks | spawn.SpawnedRanks
     stream: bool
+    interrupts: Interrupts
     pids: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Watch:
     def __post_init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.ranks.socket, selectors.EVENT_READ)
+        self.selector.register(self.interrupts.socket, selectors.EVENT_READ)
         self.text = _PrintedText(self.job, self.stream)
 
     @property
@@ -97,7 +100,9 @@ class Watch:
 
     def _take_news(self, seconds: float) -> None:
         """Wait so long at most for something to happen, and note it."""
-        if self.selector.select(min(seconds, _STREAM_SECONDS if self.stream else _LOOK_SECONDS)):
+        ready = self.selector.select(min(seconds, _STREAM_SECONDS if self.stream else _LOOK_SECONDS))
+        self.interrupts.check()
+        if ready:
             self.unread += self.ranks.read()
             whole = len(self.unread) // RECORD.size * RECORD.size
             for what, r, number in RECORD.iter_unpack(self.unread[:whole]):
@@ -147,6 +152,7 @@ class Watch:
                 return
 
     def _result(self, r: int) -> Any:
+        self.interrupts.check()
         path = self.job.path("result", r)
         try:
             value = payload.load(path)

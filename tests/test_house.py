@@ -18,7 +18,7 @@ NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions", "lessons") for 
 # Ground floor first: a module imports only from those before it.
 FLOORS = [
     *("printed", "stack", "errors", "payload", "liveness", "job", "cell", "rank", "server"),
-    *("forkserver", "spawn", "watch", "launch", "notebook"),
+    *("forkserver", "spawn", "interrupt", "watch", "launch", "notebook"),
 ]
 
 

@@ -60,18 +60,32 @@ def test_the_stop_button(notebook, source):
     assert notebook.cell("%%ranks 2\nrank").shown == "[0] 0\n[1] 1"
 
 
+STOP_ITSELF = """
+import os, signal, threading
+timer = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT))
+try:
+    timer.start()
+    run(time.sleep, 0.02)
+    timer.join()
+    time.sleep(0.1)
+except KeyboardInterrupt:
+    print("stopped")
+timer.join()
+"""
+
+
 def test_the_stop_button_at_any_moment(notebook):
-    """Also while ranks are being started, and while they are being ended."""
+    """Also while ranks are being started, and while they are being ended.
+
+    The cell sends the signal to itself: ipykernel loses a cell that it is interrupted in before it has begun with it.
+    """
     stopped = 0
     for step in range(25):
-        timer = threading.Timer(0.004 * step, notebook.press_stop)
-        timer.start()
-        reply = notebook.cell("try:\n    run(time.sleep, 0.02)\n    time.sleep(0.2)\nexcept KeyboardInterrupt:\n    print('stopped')")
-        timer.join()
-        stopped += reply.printed == "stopped\n" or reply.error_name == "KeyboardInterrupt"
+        reply = notebook.cell(STOP_ITSELF.format(seconds=0.004 * step))
+        stopped += reply.printed == "stopped\n"
         after = notebook.cell("run(dist.get_rank, world_size=2).results")
         assert after.shown == "[0, 1]", (step, reply, after)
-    assert stopped > 0  # A kernel that has not yet begun with the cell does not mind.
+    assert stopped > 20  # Python may lose one that falls into a finaliser.
     assert wait_until(lambda: len(descendants(notebook.pid)) == 1)
 
 

@@ -69,11 +69,12 @@ class Cell:
         return self.carrier.__globals__
 
     def __call__(self) -> CellValue | None:
-        """Run the cell. None if it does not end in an expression, or if that is None."""
+        """Run the cell. None if it does not end in an expression, or if that is None, or hidden by a semicolon."""
         _remember(self.source)
         self.namespace.update(torch=torch, dist=dist, rank=dist.get_rank(), world_size=dist.get_world_size())
         tree = ast.parse(self.source, THIS_CELL)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        is_shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not self.source.rstrip().endswith(";")
+        last = tree.body.pop() if is_shown else None
         exec(compile(tree, THIS_CELL, "exec"), self.namespace)
         if last is None:
             return None

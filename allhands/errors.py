@@ -58,9 +58,9 @@ class Failure:
 
 
 def name_ranks(ranks: Sequence[int], world_size: int) -> str:
-    """`rank 1 of 4`, `ranks 0-2 of 4`, `all 4 ranks`, or `the only rank`."""
+    """`rank 1 of 4`, `ranks 0-2 of 4`, `all 4 ranks`, `both ranks`, or `the only rank`."""
     if len(ranks) == world_size:
-        return f"all {world_size} ranks" if world_size > 1 else "the only rank"
+        return {1: "the only rank", 2: "both ranks"}.get(world_size, f"all {world_size} ranks")
     return f"rank{'s' if len(ranks) > 1 else ''} {rank_label(ranks)} of {world_size}"
 
 

@@ -32,27 +32,20 @@ def run(
     copy of `args` and of the variables that `fn` uses, and a random seed of its own (made from `seed`). What it returns must be picklable.
     What the ranks print is shown in rank order at the end, or line by line as it comes with `stream=True`.
 
+    Returns a `Run`: `.results` and `.output` hold what each rank returned and printed.
+
     Raises `RankError` with the root cause if a rank fails, `RankTimeout` with where each rank stands after `timeout`
     seconds (math.inf: never), and `TypeError` or `ValueError`, before anything is started, for arguments that make no sense.
     """
-    world_size = _check_world_size(world_size)
-    _check_call(fn, args)
-    seconds = _check_timeout(timeout)
-    if not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number, but is {seed!r}")
-    if rank.current is not None:
-        raise RuntimeError(
-            f"run() was called in rank {rank.current[0]} of {rank.current[1]}: ranks cannot have ranks of their own. "
-            "Call it in the notebook or script"
-        )
     with Interrupts() as interrupts:
+        job = _prepare(fn, args, world_size, timeout, seed)
         try:
-            return _run(_prepare(fn, args, world_size, seconds, seed), stream, interrupts)
+            return _run(job, stream, interrupts)
         except forkserver.ServerGoneError as error:
             if error.has_begun:
                 raise
         # The server had been killed since the last run.
-        return _run(_prepare(fn, args, world_size, seconds, seed), stream, interrupts)
+        return _run(_prepare(fn, args, world_size, timeout, seed), stream, interrupts)
 
 
 def _run(job: Job, stream: bool, interrupts: Interrupts) -> Run:
@@ -68,6 +61,25 @@ def _run(job: Job, stream: bool, interrupts: Interrupts) -> Run:
 
 
 # --- before the start: what the caller may have got wrong ---------------------------------------------------------
+
+
+def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed: Any) -> Job:
+    """Check the arguments, and put all that the ranks need into a folder that only this user can read."""
+    try:
+        if rank.current is not None:
+            raise RuntimeError(
+                f"run() was called in rank {rank.current[0]} of {rank.current[1]}: ranks cannot have ranks of their own. "
+                "Call it in the notebook or script"
+            )
+        if not isinstance(seed, int):
+            raise TypeError(f"seed must be a whole number, but is {seed!r}")
+        number, seconds = _check_world_size(world_size), _check_timeout(timeout)
+        _check_call(fn, args)
+        return _pack(fn, args, number, seconds, seed)
+    except (TypeError, ValueError, RuntimeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        error._render_traceback_ = lambda: [told]  # IPython then shows no calls of ours.
+        raise
 
 
 def _check_world_size(world_size: Any) -> int:
@@ -93,7 +105,8 @@ def _check_timeout(timeout: Any) -> float:
 def _check_call(fn: Any, args: tuple[Any, ...]) -> None:
     if not callable(fn):
         raise TypeError(
-            f"run needs a function to call in each rank, but got {type(fn).__name__} {str(fn)[:60]!r}. Write run(fn, x), not run(fn(x))"
+            f"run needs a function to call in each rank, but got {type(fn).__name__} {str(fn)[:60]!r}. "
+            "Write run(fn) or run(fn, x), not run(fn()) or run(fn(x))"
         )
     try:
         signature = inspect.signature(fn)
@@ -102,17 +115,22 @@ def _check_call(fn: Any, args: tuple[Any, ...]) -> None:
     try:
         signature.bind(*args)
     except TypeError as error:
-        name = getattr(fn, "__name__", "fn")
-        given = f"the {len(args)} arguments" if len(args) != 1 else "the one argument"
-        raise TypeError(
-            f"{name}{signature} cannot be called with {given} that run was given ({error}). "
-            f"Write run({name}, {', '.join(signature.parameters) or 'world_size=4'}); "
-            "a rank learns its number from dist.get_rank() and how many there are from dist.get_world_size()"
-        ) from None
+        raise TypeError(_why_uncallable(getattr(fn, "__name__", "fn"), signature, len(args), str(error))) from None
 
 
-def _prepare(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
-    """Put all that the ranks need into a folder that only this user can read."""
+def _why_uncallable(name: str, signature: inspect.Signature, given: int, error: str) -> str:
+    told = f"{name}{signature} cannot be called with {given} argument{'' if given == 1 else 's'}: {error}. "
+    named_by_us = [parameter for parameter in signature.parameters if parameter in ("rank", "world_size")]
+    rest = [str(parameter) for parameter in signature.parameters.values() if parameter.name not in named_by_us]
+    call = f"run({', '.join([name, *rest])}, world_size=4)"
+    if named_by_us:
+        calls = {"rank": "rank = dist.get_rank()", "world_size": "world_size = dist.get_world_size()"}
+        begin = "; ".join(calls[parameter] for parameter in named_by_us)
+        return f"{told}Take {' and '.join(named_by_us)} out of its brackets, begin it with {begin}, and call {call}"
+    return f"{told}Its arguments go by position, and the number of ranks by name: {call}"
+
+
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
     try:
         here = os.getcwd()
     except FileNotFoundError:

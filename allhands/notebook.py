@@ -1,5 +1,6 @@
 """`%%ranks`: a notebook cell that runs in N processes. The only module that needs IPython."""
 
+import re
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -29,17 +30,22 @@ class RanksMagic(Magics):
     """The magic, bound to one notebook."""
 
     @magic_arguments()
-    @argument("world_size", nargs="?", default="4", help="The number of ranks; a variable goes in braces: %%%%ranks {n}.")
-    @argument("--as", dest="name", help="Keep the Run in this variable: its results are the last expression's values.")
-    @argument("--timeout", type=float, default=30.0, help="Seconds until the ranks are stopped.")
-    @argument("--stream", action="store_true", help="Show what the ranks print as it comes, not at the end in rank order.")
+    @argument("world_size", nargs="?", default="4", help="Number of ranks (4 if left out). A variable goes in braces: %%%%ranks {n}.")
+    @argument("--as", dest="name", help="Keep the values of the last line in NAME.results, and what was printed in NAME.output.")
+    @argument("--timeout", type=float, default=30.0, help="Seconds until the ranks are stopped (30; inf: never).")
+    @argument("--seed", type=int, default=0, help="The ranks' random numbers are made from it (0): every run draws the same.")
+    @argument("--stream", action="store_true", help="Show what the ranks print line by line as it comes, not at the end in rank order.")
     @cell_magic
     def ranks(self, line: str, cell: str) -> RankValues | None:
-        """Run this cell in N new processes that share a process group.
+        """Run this cell in as many new processes (ranks) as you say, in one process group.
 
-        In scope: what the cell names of the notebook's variables, and torch, dist, rank, world_size.
+        The cell can use the notebook's variables, functions and imports (each rank has its own copies), and torch,
+        dist (torch.distributed), rank and world_size. What it sets is gone afterwards; the value of its last line is shown, for each rank.
         """
-        options = parse_argstring(self.ranks, line)
+        try:
+            options = parse_argstring(self.ranks, line)
+        except UsageError as error:
+            raise UsageError(f"{error}. %%ranks? tells what can be said here") from None
         notebook = self.shell.user_ns
         try:
             world_size = int(options.world_size)
@@ -54,24 +60,26 @@ class RanksMagic(Magics):
             # The magic's own line stays as a blank one, so that lines count as the reader counts them.
             body = Cell.of(f"\n{cell}", notebook, keeps_value=options.name is not None)
         except SyntaxError as error:
-            raise _explain(error) from None
+            raise self._explain(error, cell) from None
         try:
-            job = run(body, world_size=world_size, timeout=options.timeout, stream=options.stream)
+            job = run(body, world_size=world_size, timeout=options.timeout, seed=options.seed, stream=options.stream)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%ranks: {error}") from None
         if options.name is not None:
             notebook[options.name] = Run([value and value.value for value in job.results], job.output)
         return RankValues(job.results) if any(job.results) else None
 
-
-def _explain(error: SyntaxError) -> CellSyntaxError:
-    text = (error.text or "").rstrip("\n")
-    place = Frame(THIS_CELL, error.lineno or 0, "<module>").place
-    pointer = " " * (min(error.offset or 1, len(text) + 1) - 1) + "^"
-    parts = [f"{error.msg}\n\n  {place}\n      {text}\n      {pointer}"]
-    if text.lstrip().startswith(("%", "!")):
-        parts.append("Magics and shell commands work in the notebook, not in ranks: put this line in a cell of its own.")
-    return CellSyntaxError("\n\n".join(parts))
+    def _explain(self, error: SyntaxError, cell: str) -> CellSyntaxError:
+        number = error.lineno or 1
+        text = ["", *cell.splitlines(), ""][number - 1]
+        place = Frame(THIS_CELL, number, "<module>").place
+        pointer = " " * (min(error.offset or 1, len(text) + 1) - 1) + "^"
+        parts = [f"{error.msg}\n\n  {place}\n      {text}\n      {pointer}"]
+        if re.search(r"=\s*[!%]", text) or "get_ipython()" in self.shell.transform_cell(text.strip()):
+            parts.append("Magics, shell commands and ? work in the notebook, not in ranks: put this line in a cell of its own.")
+        if "'return' outside function" in str(error.msg):
+            parts.append("A cell's result is the value of its last line: leave return out.")
+        return CellSyntaxError("\n\n".join(parts))
 
 
 def register(shell: Any) -> None:

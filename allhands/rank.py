@@ -6,6 +6,7 @@ the result or the failure in a file, rings, and then *stays*: gloo ends the lega
 
 import builtins
 import ctypes
+import difflib
 import faulthandler
 import gc
 import importlib
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from allhands import payload
+from allhands.cell import CellValue
 from allhands.job import RECORD, STACK_SIGNAL, Job, News
 from allhands.stack import from_traceback
 
@@ -96,7 +98,7 @@ def _loopback() -> str:
 
 
 def _no_keyboard(*_: object, **__: object) -> NoReturn:
-    raise RuntimeError("a rank has no keyboard: input() and breakpoint() cannot work. Give run() the value as an argument")
+    raise RuntimeError("a rank has no keyboard: input() and breakpoint() cannot work. Set a variable before, or give run() an argument")
 
 
 def _work(job: Job, rank: int) -> News:
@@ -171,7 +173,7 @@ def _save_result(job: Job, rank: int, result: Any) -> None:
     except OSError:
         raise
     except Exception as error:
-        why = payload.why_unpicklable(result, "result")
+        why = payload.why_unpicklable(result.value if isinstance(result, CellValue) else result, "result")
         raise UnpicklableResult(why or f"it cannot be pickled ({error})") from None
 
 
@@ -220,7 +222,8 @@ def _message(error: BaseException) -> str:
 def _name_and_message(error: BaseException) -> str:
     message = _message(error)
     message = message.partition("\nException raised from ")[0]  # torch adds its own stack, addresses and all
-    message = re.sub(r"(\[[0-9a-fA-F.:]+\]):\d+", r"\1", message)  # and gloo the port
+    message = re.sub(r"(\[[0-9a-fA-F.:]+\])[:$]\d+", r"\1", message)  # and gloo the port
+    message = re.sub(r"\[(enforce fail at )?[^][]*\.(cc|cpp|h):\d+\] ", "", message)  # and both a line of their source
     if len(message) > _SHOWN_MESSAGE:
         half = _SHOWN_MESSAGE // 2
         message = f"{message[:half]} … {len(message) - 2 * half:,} characters not shown … {message[-half:]}"
@@ -237,12 +240,28 @@ def _hint(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return "A rank ends by returning: what it returns is its result."
     if isinstance(error, NameError):
-        return "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
+        return _name_hint(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in message:
         return _MEMORY_HINT
     if "initialize the default process group twice" in message:
         return "Ranks are born with their process group: leave init_process_group out."
+    if "Pair is not connected" in message:
+        return "A rank cannot send to itself, or receive from itself."
     return ""
+
+
+def _name_hint(error: NameError) -> str:
+    """A name that was mistyped, that only cells have, or that another run took with it."""
+    if error.name in ("rank", "world_size"):
+        return f"Only %%ranks cells have {error.name}. In a function: dist.get_{error.name}()."
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    known = {*last.tb_frame.f_locals, *last.tb_frame.f_globals, *dir(builtins)} if last is not None else set()
+    close = difflib.get_close_matches(error.name or "", sorted(known), n=1)
+    if close:
+        return f"Did you mean {close[0]}?"
+    return "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:

@@ -136,9 +136,7 @@ class Watch:
         """A rank's process has ended by itself, which it never does when all is well."""
         frames = tuple(from_faulthandler(self._stack_text(r), rank.__file__) or ())
         if code >= 0:
-            return Failure(
-                f"ended its process (exit code {code})", frames, "A rank ends by returning: os._exit() takes its result with it."
-            )
+            return Failure(f"exited with code {code}", frames, "A rank ends by returning: os._exit() takes its result with it.")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return Failure(f"was ended by {_DEATHS.get(name, name)}", frames, _DEATH_HINTS.get(name, ""))
 
@@ -164,9 +162,13 @@ class Watch:
 
     def _timeout_text(self) -> str:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
+        if self.done:
+            why = "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group."
+        else:
+            why = "Ranks that wait for each other wait for ever."
         return (
             f"Not finished after {seconds}.\n\n{self._standings(_STACK_SECONDS)}\n\n"
-            "Ranks that wait for each other wait for ever. If these were only slow, give them a longer timeout."
+            f"{why} If they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60."
         )
 
     def _interrupt_text(self) -> str:

@@ -128,7 +128,7 @@ def test_os_exit(code):
         dist.barrier()
 
     hint = "A rank ends by returning: os._exit() takes its result with it."
-    assert text_of(leave) == [f"Rank 1 of 3 ended its process (exit code {code})", "", hint, *THE_OTHERS]
+    assert text_of(leave) == [f"Rank 1 of 3 exited with code {code}", "", hint, *THE_OTHERS]
 
 
 def test_a_segmentation_fault_is_told_with_its_line():
@@ -167,7 +167,7 @@ def test_the_errors_that_a_death_causes_in_others_are_not_causes():
         except RuntimeError:
             raise ValueError("rank 1 has not sent") from None
 
-    assert text_of(fail)[0] == "Rank 1 of 3 ended its process (exit code 1)"
+    assert text_of(fail)[0] == "Rank 1 of 3 exited with code 1"
     assert text_of(fail)[-2:] == THE_OTHERS
 
 
@@ -223,7 +223,8 @@ def test_exceptions_of_every_kind(error, told):
 
 def test_input():
     assert text_of(lambda: input("name? "))[0] == (
-        "All 3 ranks raised RuntimeError: a rank has no keyboard: input() and breakpoint() cannot work. Give run() the value as an argument"
+        "All 3 ranks raised RuntimeError: a rank has no keyboard: input() and breakpoint() cannot work. "
+        "Set a variable before, or give run() an argument"
     )
     assert "a rank has no keyboard" in text_of(lambda: breakpoint())[0]
 
@@ -232,6 +233,20 @@ def test_a_name_of_another_cell():
     text = text_of(lambda: made_elsewhere)  # noqa: F821
     assert text[0] == "All 3 ranks raised NameError: name 'made_elsewhere' is not defined"
     assert text[-1] == "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
+
+
+def test_a_name_that_was_mistyped_or_that_only_cells_have():
+    value = 1
+    assert text_of(lambda: valeu + value)[-1] == "Did you mean value?"  # noqa: F821
+    assert text_of(lambda: pritn())[-1] == "Did you mean print?"  # noqa: F821
+    assert text_of(lambda: rank)[-1] == "Only %%ranks cells have rank. In a function: dist.get_rank()."  # noqa: F821
+    assert text_of(lambda: world_size)[-1].endswith("In a function: dist.get_world_size().")  # noqa: F821
+
+
+def test_a_message_to_oneself():
+    text = text_of(lambda: dist.recv(torch.ones(1), src=dist.get_rank()))
+    assert text[0].startswith("All 3 ranks raised RuntimeError: state_ >= CONNECTED") and "pair.cc" not in text[0]
+    assert text[-1] == "A rank cannot send to itself, or receive from itself."
 
 
 def test_a_second_process_group():
@@ -316,7 +331,8 @@ def test_a_time_out_says_where_each_rank_stands():
         HERE,
         "      dist.recv(torch.ones(1), src=1)",
         "",
-        "Ranks that wait for each other wait for ever. If these were only slow, give them a longer timeout.",
+        "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group. "
+        "If they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60.",
     ]
 
 

@@ -66,7 +66,20 @@ def test_as_keeps_the_run(notebook):
     assert notebook.cell("job.results, job.output, job.world_size").shown == "([0, 10, 20], ['hi\\n', 'hi\\n', 'hi\\n'], 3)"
     assert notebook.cell("job").shown == "[0] 0\n[1] 10\n[2] 20"
     error = notebook.cell("%%ranks 2 --as job\n(i for i in range(3))").error
-    assert error.startswith("RankError: All 2 ranks cannot send the result back: ") and "generator" in error
+    assert error.startswith("RankError: Both ranks cannot send the result back: ") and "generator" in error
+
+
+def test_a_semicolon_hides_the_value(notebook):
+    assert notebook.cell("%%ranks 2\nprint(1)\nrank;").shown == ""
+
+
+def test_seed(notebook):
+    one, again, other = (notebook.cell(f"%%ranks 2 {option}\ntorch.rand(1)").shown for option in ("", "--seed 0", "--seed 1"))
+    assert one == again != other
+
+
+def test_an_argument_error_of_run_is_shown_without_our_calls(notebook):
+    assert notebook.cell("run(int, world_size=0)").error == "ValueError: world_size must be from 1 to 128, but is 0"
 
 
 def test_stream(notebook):
@@ -147,11 +160,11 @@ def test_an_error_names_the_line_that_the_reader_sees(notebook):
 def test_an_error_in_a_function_of_another_cell(notebook):
     notebook.cell("def divide(x):\n    # on purpose\n    return 1 / x")
     assert notebook.cell("%%ranks 2\ndivide(0)").error == (
-        "RankError: All 2 ranks raised ZeroDivisionError: division by zero\n\n"
+        "RankError: Both ranks raised ZeroDivisionError: division by zero\n\n"
         "  This cell, line 2\n      divide(0)\n  An earlier cell, line 3, in divide\n      return 1 / x"
     )
     assert notebook.cell("def f():\n    return divide(0)\nrun(f, world_size=2)").error == (
-        "RankError: All 2 ranks raised ZeroDivisionError: division by zero\n\n"
+        "RankError: Both ranks raised ZeroDivisionError: division by zero\n\n"
         "  This cell, line 2, in f\n      return divide(0)\n  An earlier cell, line 3, in divide\n      return 1 / x"
     )
 
@@ -164,23 +177,26 @@ def test_a_printed_traceback_is_the_same_every_time(notebook):
 def test_a_time_out(notebook):
     reply = notebook.cell("%%ranks 2 --timeout 0.5\nx = torch.zeros(1)\ndist.recv(x, src=1 - rank)")
     assert reply.error_name == "RankTimeout"
-    assert "All 2 ranks:\n  This cell, line 3\n      dist.recv(x, src=1 - rank)\n" in reply.error
+    assert "Both ranks:\n  This cell, line 3\n      dist.recv(x, src=1 - rank)\n" in reply.error
 
 
 def test_a_syntax_error(notebook):
     reply = notebook.cell("%%ranks 2\nx = 1\ny = = 2")
     assert reply.error == "CellSyntaxError: invalid syntax\n\n  This cell, line 3\n      y = = 2\n          ^"
-    assert notebook.cell("%%ranks 2\nreturn 3").error.startswith("CellSyntaxError: 'return' outside function")
+    assert notebook.cell("%%ranks 2\nx = 1\nreturn 3").error == (
+        "CellSyntaxError: 'return' outside function\n\n  This cell, line 3\n      return 3\n      ^\n\n"
+        "A cell's result is the value of its last line: leave return out."
+    )
     assert notebook.cell("%%ranks 2\nawait x").error.startswith("CellSyntaxError: 'await' outside function")
     assert notebook.cell("%%ranks 2\nif rank:\nprint()").error.startswith("CellSyntaxError: expected an indented block")
     assert notebook.cell("%%ranks 2\nx = '''\n").error.startswith("CellSyntaxError: unterminated triple-quoted string")
 
 
-@pytest.mark.parametrize("line", ["%time 3", "!ls", "x = !ls", "%%time"])
+@pytest.mark.parametrize("line", ["%time 3", "!ls", "x = !ls", "%%time", "    !ls", "torch?"])
 def test_magics_in_ranks(notebook, line):
     reply = notebook.cell(f"%%ranks 2\n{line}")
     assert reply.error.startswith("CellSyntaxError: ")
-    assert ("put this line in a cell of its own" in reply.error) == (line[0] in "%!")
+    assert reply.error.endswith("put this line in a cell of its own.")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +210,7 @@ def test_magics_in_ranks(notebook, line):
         ("2 --as 3x", "%%ranks --as needs the name of a variable, but got '3x'"),
         ("2 --timeout soon", "argument --timeout: invalid float value: 'soon'"),
         ("2 --timeout 0", "%%ranks: timeout must be more than 0 seconds, but is 0.0"),
-        ("2 --fast", "unrecognized arguments: --fast"),
+        ("2 --fast", "unrecognized arguments: --fast. %%ranks? tells what can be said here"),
     ],
 )
 def test_options_that_make_no_sense(notebook, line, told):
@@ -212,5 +228,6 @@ def test_a_variable_that_cannot_go_along_is_named(notebook):
 def test_help(notebook):
     assert notebook.cell("%ranks?") is not None
     assert (
-        "Run this cell in N new processes" in notebook.cell("print(get_ipython().magics_manager.magics['cell']['ranks'].__doc__)").printed
+        "Run this cell in as many new processes (ranks) as you say"
+        in notebook.cell("print(get_ipython().magics_manager.magics['cell']['ranks'].__doc__)").printed
     )

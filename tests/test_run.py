@@ -248,18 +248,35 @@ def test_a_seed_that_is_no_number():
 
 
 def test_a_call_instead_of_a_function():
-    with pytest.raises(TypeError, match=r"run needs a function to call in each rank, but got int '3'.*not run\(fn\(x\)\)"):
+    with pytest.raises(
+        TypeError, match=r"run needs a function to call in each rank, but got int '3'. Write run\(fn\) or run\(fn, x\), not run\(fn\(\)\)"
+    ):
         run(3)
 
 
+def message_of(fn, *args):
+    with pytest.raises(TypeError) as caught:
+        run(fn, *args)
+    return str(caught.value)
+
+
 def test_a_function_that_takes_other_arguments():
-    def as_for_spawn(rank, world_size):
+    def as_for_spawn(rank, world_size, steps=3):
         pass
 
-    with pytest.raises(TypeError, match=r"as_for_spawn\(rank, world_size\) cannot be called with the 0 arguments.*dist.get_rank\(\)"):
-        run(as_for_spawn)
-    with pytest.raises(TypeError, match="cannot be called with the one argument"):
-        run(add_ranks, 4)
+    def add(a, b):
+        pass
+
+    assert message_of(as_for_spawn) == (
+        "as_for_spawn(rank, world_size, steps=3) cannot be called with 0 arguments: missing a required argument: 'rank'. "
+        "Take rank and world_size out of its brackets, begin it with rank = dist.get_rank(); world_size = dist.get_world_size(), "
+        "and call run(as_for_spawn, steps=3, world_size=4)"
+    )
+    assert message_of(add, 2, 10, 3) == (
+        "add(a, b) cannot be called with 3 arguments: too many positional arguments. "
+        "Its arguments go by position, and the number of ranks by name: run(add, a, b, world_size=4)"
+    )
+    assert "cannot be called with 1 argument: too many" in message_of(add_ranks, 4)
 
 
 def test_an_argument_that_cannot_be_pickled_is_named():
@@ -342,7 +359,7 @@ def test_a_failing_program_ends_with_the_text(tmp_path):
     path.write_text("from allhands import run\ndef f():\n    1 / 0\nrun(f, world_size=2)\n")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr.endswith(
-        "RankError: All 2 ranks raised ZeroDivisionError: division by zero\n\n  program.py, line 3, in f\n      1 / 0\n"
+        "RankError: Both ranks raised ZeroDivisionError: division by zero\n\n  program.py, line 3, in f\n      1 / 0\n"
     )
     assert done.returncode == 1
 

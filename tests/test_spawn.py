@@ -61,7 +61,7 @@ def test_spawned_ranks_behave_as_forked_ones(tmp_path):
         "[2] rank 2",
         "[3.0, 3.0, 3.0]",
         "Rank 1 of 2 raised ValueError: bad luck",
-        "Rank 0 of 2 ended its process (exit code 3)",
+        "Rank 0 of 2 exited with code 3",
         "Not finished after 1 second.",
         "['this system cannot fork processes, so ranks take seconds to start']",
     ], done.stderr

@@ -222,7 +222,7 @@ def _message(error: BaseException) -> str:
 def _name_and_message(error: BaseException) -> str:
     message = _message(error)
     message = message.partition("\nException raised from ")[0]  # torch adds its own stack, addresses and all
-    message = re.sub(r"(\[[0-9a-fA-F.:]+\])[:$]\d+", r"\1", message)  # and gloo the port
+    message = re.sub(r"(\[[0-9a-fA-F.:]+\])([:$]\d+)+", r"\1", message)  # and gloo the port
     message = re.sub(r"\[(enforce fail at )?[^][]*\.(cc|cpp|h):\d+\] ", "", message)  # and both a line of their source
     if len(message) > _SHOWN_MESSAGE:
         half = _SHOWN_MESSAGE // 2

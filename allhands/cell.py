@@ -4,8 +4,8 @@ import ast
 import linecache
 import symtable
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,14 @@ import torch.distributed as dist
 
 from allhands.stack import THIS_CELL
 
+_IPYTHONS_OWN = {"exit", "quit", "get_ipython"}
+
 
 def _names_of(table: symtable.SymbolTable, is_top: bool = True) -> Iterator[str]:
     """The names that a cell looks up in the notebook: those of its own level, and the globals of its functions."""
     for symbol in table.get_symbols():
-        if is_top or symbol.is_global():
+        # A class body looks a name up in the notebook even if it sets it: class A: x = x
+        if is_top or symbol.is_global() or (table.get_type() == "class" and symbol.is_referenced()):
             yield symbol.get_name()
     for child in table.get_children():
         yield from _names_of(child, is_top=False)
@@ -26,6 +29,13 @@ def _names_of(table: symtable.SymbolTable, is_top: bool = True) -> Iterator[str]
 def _remember(source: str) -> None:
     """Let tracebacks, here and in a rank, find the lines of the cell."""
     linecache.cache[THIS_CELL] = (len(source), None, source.splitlines(keepends=True), THIS_CELL)
+
+
+def _carrier(names: Iterable[str], notebook: dict[str, Any]) -> types.FunctionType:
+    """A function of the notebook that does nothing but name these variables."""
+    naming = compile(f"def carrier(): return ({''.join(f'{name}, ' for name in sorted(names))})", THIS_CELL, "exec")
+    (code,) = (constant for constant in naming.co_consts if isinstance(constant, types.CodeType))
+    return types.FunctionType(code, notebook)
 
 
 @dataclass(frozen=True)
@@ -47,16 +57,21 @@ class Cell:
     source: str
     carrier: types.FunctionType
     keeps_value: bool
+    sets: frozenset[str]
 
     @classmethod
     def of(cls, source: str, notebook: dict[str, Any], keeps_value: bool) -> "Cell":
         """A cell that sees the variables of `notebook`. Raises SyntaxError, with the cell's line."""
         _remember(source)
         compile(source, THIS_CELL, "exec")
-        names = sorted({*_names_of(symtable.symtable(source, THIS_CELL, "exec"))} & notebook.keys())
-        naming = compile(f"def carrier(): return ({''.join(f'{name}, ' for name in names)})", THIS_CELL, "exec")
-        (code,) = (constant for constant in naming.co_consts if isinstance(constant, types.CodeType))
-        return cls(source, types.FunctionType(code, notebook), keeps_value)
+        table = symtable.symtable(source, THIS_CELL, "exec")
+        sets = frozenset(symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported())
+        names = {*_names_of(table)} & notebook.keys() - _IPYTHONS_OWN
+        return cls(source, _carrier(names, notebook), keeps_value, sets)
+
+    def without(self, names: set[str]) -> "Cell":
+        """The same cell, without some of the notebook's variables."""
+        return replace(self, carrier=_carrier(self.variables.keys() - names, self.namespace))
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -79,4 +94,10 @@ class Cell:
         if last is None:
             return None
         value = eval(compile(ast.Expression(last.value), THIS_CELL, "eval"), self.namespace)
-        return None if value is None else CellValue(repr(value), value if self.keeps_value else None)
+        if value is None:
+            return None
+        try:
+            return CellValue(repr(value), value if self.keeps_value else None)
+        except Exception as error:
+            error.add_note("while the value of the cell's last line was made into text")
+            raise

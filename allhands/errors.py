@@ -1,6 +1,6 @@
 """The few exceptions that a learner can meet, and their wording."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from allhands.printed import group_equal, rank_label
@@ -69,10 +69,10 @@ def first_letter_up(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def root_cause(failures: dict[int, Failure], world_size: int) -> str:
+def root_cause(failures: dict[int, Failure], world_size: int, done: Collection[int] = ()) -> str:
     """What went wrong, from what each failed rank said: equal causes once, the lowest rank's in full.
 
-    Consequences are not shown, and the text does not depend on which rank was faster.
+    Consequences are not shown, and the text does not depend on which rank was faster. `done`: ranks that nobody had to stop.
     """
     causes = {rank: failure for rank, failure in failures.items() if not failure.is_consequence} or failures
     order = sorted(causes)
@@ -84,16 +84,19 @@ def root_cause(failures: dict[int, Failure], world_size: int) -> str:
         others[_SHOWN_OTHER_CAUSES:] = [f"and {len(others) - _SHOWN_OTHER_CAUSES} more"]
     if others:
         parts.append("\n".join(["And also:", *(f"  {other}" for other in others)]))
-    stopped = world_size - len(causes)
+    stopped = world_size - len({*causes, *done})
     if stopped:
         parts.append(f"The other {f'{stopped} ranks were' if stopped > 1 else 'rank was'} stopped.")
     return "\n\n".join(part for part in parts if part)
 
 
-def standings(stacks: Sequence[Sequence[Frame] | None], finished: set[int]) -> str:
-    """Where each rank stands: one paragraph for ranks that stand at the same place. None: it did not answer."""
-    told = [
-        "  had finished" if rank in finished else "  did not say where it is" if stack is None else tell(stack) or "  was still starting"
-        for rank, stack in enumerate(stacks)
-    ]
+def standing(stack: Sequence[Frame] | None, calling: str) -> str:
+    """Where a rank stands: in the learner's code, below it, or before or behind it. `calling` is the function of ours that calls it."""
+    if stack is None:
+        return "  did not say where it is"
+    return tell(stack) or ("  in a library" if stack[0].function == calling else "  was starting or ending")
+
+
+def standings(told: Sequence[str]) -> str:
+    """Where the ranks stand: one paragraph for ranks that stand at the same place."""
     return "\n".join(f"{first_letter_up(name_ranks(ranks, len(told)))}:\n{text}" for ranks, text in group_equal(told))

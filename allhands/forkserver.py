@@ -37,7 +37,9 @@ class ServerGoneError(RuntimeError):
     """The fork server could not start, or was killed; before or after the run began."""
 
     def __init__(self, last_words: str, has_begun: bool) -> None:
-        super().__init__(f"the process that starts the ranks has ended. Its last words: {last_words or 'none'}")
+        super().__init__(
+            f"the process that starts the ranks has ended. The next run starts a new one. Its last words: {last_words or 'none'}"
+        )
         self.has_begun = has_begun
 
 
@@ -131,7 +133,7 @@ class ForkServer:
 
     def _last_words(self) -> str:
         """What the server printed: the reason, if it could not start."""
-        if self._log is None:
+        if self._log is None or self._log.closed:
             return ""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip()
 
@@ -144,6 +146,8 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            if self._log is not None:
+                self._log.close()
 
 
 server = ForkServer()

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
+
 from allhands import forkserver, payload, rank, spawn
 from allhands.cell import Cell
 from allhands.interrupt import Interrupts
@@ -71,9 +73,7 @@ def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed
                 f"run() was called in rank {rank.current[0]} of {rank.current[1]}: ranks cannot have ranks of their own. "
                 "Call it in the notebook or script"
             )
-        if not isinstance(seed, int):
-            raise TypeError(f"seed must be a whole number, but is {seed!r}")
-        number, seconds = _check_world_size(world_size), _check_timeout(timeout)
+        number, seconds, seed = _check_world_size(world_size), _check_timeout(timeout), _whole_number("seed", seed)
         _check_call(fn, args)
         return _pack(fn, args, number, seconds, seed)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -82,24 +82,32 @@ def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed
         raise
 
 
+def _whole_number(name: str, value: Any) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be a whole number, but is {value!r}")
+
+
 def _check_world_size(world_size: Any) -> int:
-    try:
-        number = operator.index(world_size)
-    except TypeError:
-        number = None
-    if number is None or isinstance(world_size, bool):
-        raise TypeError(f"world_size must be a whole number, but is {world_size!r}")
+    number = _whole_number("world_size", world_size)
     if not 1 <= number <= MAX_WORLD_SIZE:
         raise ValueError(f"world_size must be from 1 to {MAX_WORLD_SIZE}, but is {number:,}")
     return number
 
 
 def _check_timeout(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout must be a number of seconds (math.inf: no limit), but is {timeout!r}")
-    if not timeout > 0:
+    try:
+        seconds = None if isinstance(timeout, str | bool) else float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = None
+    if seconds is None:
+        raise TypeError(f"timeout must be a number of seconds (math.inf: no limit), but is {str(timeout)[:60]!r}")
+    if not seconds > 0:
         raise ValueError(f"timeout must be more than 0 seconds, but is {timeout!r}")
-    return float(timeout)
+    return seconds
 
 
 def _check_call(fn: Any, args: tuple[Any, ...]) -> None:
@@ -109,7 +117,7 @@ def _check_call(fn: Any, args: tuple[Any, ...]) -> None:
             "Write run(fn) or run(fn, x), not run(fn()) or run(fn(x))"
         )
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # Some functions written in C do not say.
         return
     try:
@@ -131,6 +139,25 @@ def _why_uncallable(name: str, signature: inspect.Signature, given: int, error: 
 
 
 def _pack(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
+    if "__mp_main__" in sys.modules:  # What a spawned process calls its __main__, nobody else can import.
+        cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+    try:
+        return _write(fn, args, world_size, timeout, seed)
+    except OSError:
+        raise
+    except Exception as error:
+        # A variable that cannot be sent may stay here if the cell sets it anyway: `with open(path) as f`.
+        stays = (
+            {name for name, value in fn.variables.items() if name in fn.sets and payload.pickling_error(value)}
+            if isinstance(fn, Cell)
+            else None
+        )
+        if stays:
+            return _pack(fn.without(stays), args, world_size, timeout, seed)
+        raise TypeError(_why_unsendable(fn, args) or f"the function cannot be sent to the ranks: {error}") from None
+
+
+def _write(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
     try:
         here = os.getcwd()
     except FileNotFoundError:
@@ -138,12 +165,7 @@ def _pack(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeou
     directory = tempfile.mkdtemp(prefix="allhands-")
     try:
         job = Job(world_size, directory, seed, timeout, dict(os.environ), here, tuple(sys.path))
-        try:
-            payload.save(job.path("work"), (fn, args))
-        except OSError:
-            raise
-        except Exception as error:
-            raise TypeError(_why_unsendable(fn, args) or f"the function cannot be sent to the ranks: {error}") from None
+        payload.save(job.path("work"), (fn, args))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise

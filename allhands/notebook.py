@@ -1,5 +1,6 @@
 """`%%ranks`: a notebook cell that runs in N processes. The only module that needs IPython."""
 
+import keyword
 import re
 from typing import Any
 
@@ -54,13 +55,15 @@ class RanksMagic(Magics):
                 f"%%ranks needs a whole number of ranks, as in %%ranks 4, but got {options.world_size!r}. "
                 "A variable goes in braces: %%ranks {n}"
             ) from None
-        if options.name is not None and not options.name.isidentifier():
+        if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
             raise UsageError(f"%%ranks --as needs the name of a variable, but got {options.name!r}")
         try:
             # The magic's own line stays as a blank one, so that lines count as the reader counts them.
             body = Cell.of(f"\n{cell}", notebook, keeps_value=options.name is not None)
         except SyntaxError as error:
             raise self._explain(error, cell) from None
+        except (RecursionError, MemoryError):
+            raise CellSyntaxError("this cell is nested too deeply for Python to read") from None
         try:
             job = run(body, world_size=world_size, timeout=options.timeout, seed=options.seed, stream=options.stream)
         except (TypeError, ValueError) as error:

@@ -6,7 +6,6 @@ the result or the failure in a file, rings, and then *stays*: gloo ends the lega
 
 import builtins
 import ctypes
-import difflib
 import faulthandler
 import gc
 import importlib
@@ -14,13 +13,14 @@ import io
 import json
 import os
 import random
-import re
 import socket
 import sys
+import threading
 import time
 import traceback
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -31,12 +31,13 @@ import torch.distributed as dist
 from allhands import payload
 from allhands.cell import CellValue
 from allhands.job import RECORD, STACK_SIGNAL, Job, News
-from allhands.stack import from_traceback
+from allhands.report import OUT_OF_MEMORY, UnpicklableResult, report
 
 # The parent's own time-out comes first: gloo's is there only for the day that the parent is gone.
 _GLOO_SPARE_SECONDS = 60.0
 _GLOO_LONGEST_SECONDS = 7 * 24 * 3600.0
-_SHOWN_MESSAGE = 1_000
+_FILES_WITH_BUFFERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+CANNOT_REPORT = 86  # the exit code of a rank that could leave neither result nor failure
 
 current: "tuple[int, int] | None" = None
 """The rank and the world size of this process, if it is a rank."""
@@ -45,7 +46,6 @@ current: "tuple[int, int] | None" = None
 def main(job: Job, rank: int, doorbell: socket.socket) -> NoReturn:
     """Be rank `rank` of `job`. Never returns: the parent ends the process when it has all that it wants."""
     born_of = os.getppid()
-    news = News.FAILED
     try:
         _take_on(job, rank)
         news = _work(job, rank)
@@ -56,7 +56,7 @@ def main(job: Job, rank: int, doorbell: socket.socket) -> NoReturn:
     except BaseException:
         traceback.print_exc()  # Nothing else is left to say it with.
     finally:
-        os._exit(1)
+        os._exit(CANNOT_REPORT)
 
 
 def _take_on(job: Job, rank: int) -> None:
@@ -103,46 +103,28 @@ def _no_keyboard(*_: object, **__: object) -> NoReturn:
 
 def _work(job: Job, rank: int) -> News:
     """Join the others, call the function, and leave its result or its failure behind."""
-    namespace: dict[str, Any] = {}
-    try:
-        function, args = payload.load(job.path("work"))
-        namespace = _become_main(function)
-        _seed(job.seed, rank)
-        patience = min(job.timeout + _GLOO_SPARE_SECONDS, _GLOO_LONGEST_SECONDS)
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(job.path("store"), job.world_size),
-            rank=rank,
-            world_size=job.world_size,
-            timeout=timedelta(seconds=patience),
-        )
-        dist.barrier()  # Or a rank that dies at once would find others still connecting, and gloo complains of that at length.
-        _save_result(job, rank, function(*args))
-        return News.DONE
-    except BaseException as error:
-        _save_failure(job, rank, error)
-        return News.FAILED
-    finally:
-        namespace.clear()  # Files that were left open in the cell are closed, and so written, before the caller goes on.
-
-
-def _become_main(function: Callable[..., Any]) -> dict[str, Any]:
-    """Let `__main__` be the notebook, as far as it came along: pickle looks classes up there. Returns its variables."""
-    if getattr(function, "__module__", None) == "__main__" and hasattr(function, "__globals__"):
-        namespace = function.__globals__
-    else:
-        namespace = getattr(function, "namespace", {})
-
-    def look_up(name: str) -> Any:
-        try:
-            return namespace[name]
-        except KeyError:
-            raise AttributeError(f"the notebook's variable {name!r} did not come along to this rank") from None
-
+    pid = os.getpid()
     notebook = types.ModuleType("__main__")
-    notebook.__getattr__ = look_up  # type: ignore[method-assign]
-    sys.modules["__main__"] = notebook
-    return namespace
+    sys.modules["__main__"] = notebook  # Pickle looks the caller's classes up there.
+    try:
+        function, args = payload.load(job.path("work"), notebook.__dict__)
+        _seed(job.seed, rank)
+        _join(job, rank)
+        result = call(function, args)
+        _wait_for_threads()
+        if os.getpid() == pid:
+            _save_result(job, rank, result)
+            news = News.DONE
+    except BaseException as error:
+        if os.getpid() == pid:
+            _save_failure(job, rank, error)
+            news = News.FAILED
+        else:
+            traceback.print_exc()
+    if os.getpid() != pid:  # The function has forked, and this is the fork: it has no result of its own.
+        _flush()
+        os._exit(0)
+    return news
 
 
 def _seed(seed: int, rank: int) -> None:
@@ -156,13 +138,36 @@ def _seed(seed: int, rank: int) -> None:
         torch.default_generator.manual_seed(own)  # Without asking every kind of device: that takes 10 ms.
 
 
+def _join(job: Job, rank: int) -> None:
+    """Become part of the process group of this run."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(job.path("store"), job.world_size),
+        rank=rank,
+        world_size=job.world_size,
+        timeout=timedelta(seconds=min(job.timeout + _GLOO_SPARE_SECONDS, _GLOO_LONGEST_SECONDS)),
+    )
+    dist.barrier()  # Or a rank that dies at once would find others still connecting, and gloo complains of that at length.
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call the learner's function. By this function's name a stack dump tells that the rank is in there."""
+    return function(*args)
+
+
+def _wait_for_threads() -> None:
+    """A program ends when its threads have ended, but for daemons."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
 def _flush() -> None:
-    """C libraries keep a buffer of their own."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # The learner may have put anything there.
-            pass
+    """Files that were left open are written before the caller goes on, and so are the buffers of C libraries."""
+    for file in gc.get_objects():
+        if issubclass(type(file), _FILES_WITH_BUFFERS):  # isinstance would ask some objects more than they like.
+            with suppress(Exception):  # It may be closed, or a learner's own kind.
+                file.flush()
     if os.name == "posix":
         ctypes.CDLL(None).fflush(None)
 
@@ -177,99 +182,10 @@ def _save_result(job: Job, rank: int, result: Any) -> None:
         raise UnpicklableResult(why or f"it cannot be pickled ({error})") from None
 
 
-class UnpicklableResult(TypeError):
-    """A function's result cannot go back to the notebook."""
-
-
 def _save_failure(job: Job, rank: int, error: BaseException) -> None:
-    """Write down what happened in plain text and numbers: the exception itself may not be picklable."""
     try:
-        frames = from_traceback(error.__traceback__)
-        told = {
-            "what": _what(error),
-            "hint": _hint(error),
-            "frames": [(frame.filename, frame.line, frame.function) for frame in frames if frame.filename != __file__],
-            "is_consequence": _is_lost_connection(error),
-        }
-        text = json.dumps(told)
+        told = json.dumps(report(error, without=__file__))
     except MemoryError:
-        error = error.with_traceback(None)
-        gc.collect()
-        text = json.dumps({"what": "ran out of memory", "hint": _MEMORY_HINT, "frames": [], "is_consequence": False})
+        told = json.dumps(OUT_OF_MEMORY)
     with open(job.path("failure", rank), "w") as file:
-        file.write(text)
-
-
-def _what(error: BaseException) -> str:
-    """`raised ValueError: bad luck`, with its notes and what it was raised from."""
-    if isinstance(error, UnpicklableResult):
-        return f"cannot send the result back: {error}"
-    if isinstance(error, SystemExit):
-        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    lines = [f"raised {_name_and_message(error)}", *getattr(error, "__notes__", ())]
-    if error.__cause__ is not None:
-        lines.append(f"raised from {_name_and_message(error.__cause__)}")
-    return "\n".join(lines)
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:
-        return f"(its message cannot be made: {type(second).__name__})"
-
-
-def _name_and_message(error: BaseException) -> str:
-    message = _message(error)
-    message = message.partition("\nException raised from ")[0]  # torch adds its own stack, addresses and all
-    message = re.sub(r"(\[[0-9a-fA-F.:]+\])([:$]\d+)+", r"\1", message)  # and gloo the port
-    message = re.sub(r"\[(enforce fail at )?[^][]*\.(cc|cpp|h):\d+\] ", "", message)  # and both a line of their source
-    if len(message) > _SHOWN_MESSAGE:
-        half = _SHOWN_MESSAGE // 2
-        message = f"{message[:half]} … {len(message) - 2 * half:,} characters not shown … {message[-half:]}"
-    name = type(error).__qualname__
-    return f"{name}: {message}" if message else name
-
-
-_MEMORY_HINT = "Memory ran out. Try smaller tensors or fewer ranks."
-
-
-def _hint(error: BaseException) -> str:
-    """What to try, for the mistakes that ranks make easy."""
-    message = _message(error)
-    if isinstance(error, SystemExit):
-        return "A rank ends by returning: what it returns is its result."
-    if isinstance(error, NameError):
-        return _name_hint(error)
-    if isinstance(error, MemoryError) or "can't allocate memory" in message:
-        return _MEMORY_HINT
-    if "initialize the default process group twice" in message:
-        return "Ranks are born with their process group: leave init_process_group out."
-    if "Pair is not connected" in message:
-        return "A rank cannot send to itself, or receive from itself."
-    return ""
-
-
-def _name_hint(error: NameError) -> str:
-    """A name that was mistyped, that only cells have, or that another run took with it."""
-    if error.name in ("rank", "world_size"):
-        return f"Only %%ranks cells have {error.name}. In a function: dist.get_{error.name}()."
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    known = {*last.tb_frame.f_locals, *last.tb_frame.f_globals, *dir(builtins)} if last is not None else set()
-    close = difflib.get_close_matches(error.name or "", sorted(known), n=1)
-    if close:
-        return f"Did you mean {close[0]}?"
-    return "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    """Whether this only tells that a peer has gone, also if it was raised while handling that."""
-    while error is not None:
-        if isinstance(error, RuntimeError) and re.search(
-            r"Connection (closed|reset|refused)|Broken pipe|Socket closed|onnect\w* .*(timeout|failed)", _message(error)
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+        file.write(told)

@@ -20,7 +20,7 @@ from allhands import rank as rank_process
 from allhands.job import HEADER, RECORD, STACK_SIGNAL, TELL_STACKS, Job, News
 
 _LOOK_FOR_PARENT_SECONDS = 1.0
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, from <sys/prctl.h>
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, from <sys/prctl.h>
 _LINE_BUFFERED = 1  # _IOLBF, from <stdio.h>
 
 
@@ -75,6 +75,7 @@ class _Server:
                 for pid in run.ranks:
                     os.waitpid(pid, 0)
                 shutil.rmtree(run.job.directory, ignore_errors=True)
+            _kill_adopted()
 
     def take_request(self) -> None:
         header, descriptors, _, _ = socket.recv_fds(self.requests, HEADER.size, 1)
@@ -138,18 +139,17 @@ class _Server:
     def reap(self) -> None:
         os.read(self.child_ended, 4096)
         while True:
-            try:
-                ended = _reap_one()
-            except ChildProcessError:
-                return
+            ended = _reap_one()
             if ended is None:
-                return
+                break
             pid, status = ended
             for run in self.runs:
                 if pid in run.ranks:
                     run.report(News.EXITED, run.ranks.pop(pid), os.waitstatus_to_exitcode(status))
                     self.forget_if_over(run)
                     break
+        if not self.runs:
+            _kill_adopted()
 
     def forget_if_over(self, run: _Live) -> None:
         if run.is_ending and not run.ranks:
@@ -160,19 +160,27 @@ class _Server:
 
 def _reap_one() -> tuple[int, int] | None:
     """The process id and status of a child that has ended, if there is one; what it had started ends with it."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13: what a crashed rank had started stays.
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        return (pid, status) if pid else None
-    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # Not yet waited for, its number is still its own.
-    if ended is None:
-        return None
-    _kill_group(ended.si_pid)
-    return os.waitpid(ended.si_pid, 0)
+    with suppress(ChildProcessError):
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13: what a crashed rank had started stays.
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            return (pid, status) if pid else None
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # Not yet waited for, its number is still its own.
+        if ended is not None:
+            _kill_group(ended.si_pid)
+            return os.waitpid(ended.si_pid, 0)
+    return None
 
 
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):  # Nothing of its group may be left.
         os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_adopted() -> None:
+    """End what ranks had started and detached: when no rank is left, every child of this process is such a one (on Linux)."""
+    with suppress(FileNotFoundError), open(f"/proc/self/task/{os.getpid()}/children") as children:
+        for pid in children.read().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _write_whole_lines() -> None:
@@ -189,6 +197,8 @@ def _write_whole_lines() -> None:
 def serve(descriptor: int) -> None:
     """The server's main function. `descriptor` is its end of the caller's socket."""
     torch.set_num_threads(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until a rank has something to answer with.
     _write_whole_lines()
     gc.collect()

@@ -86,7 +86,10 @@ def from_traceback(traceback: TracebackType | None) -> list[Frame]:
 
 
 def from_faulthandler(dump: str, base: str) -> list[Frame] | None:
-    """What `faulthandler` wrote: the calls that the file `base` made, outermost first; None if no thread came from there."""
+    """What `faulthandler` wrote of the thread that runs in the file `base`: its last call there, and those below, outermost first.
+
+    None if there is no such thread.
+    """
     for section in re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.MULTILINE)[1:]:
         frames = [
             Frame(filename.encode("ascii", "replace").decode("unicode_escape"), int(line), function)
@@ -94,7 +97,7 @@ def from_faulthandler(dump: str, base: str) -> list[Frame] | None:
         ][::-1]
         bases = [index for index, frame in enumerate(frames) if frame.filename == base]
         if bases:
-            return frames[bases[-1] + 1 :]
+            return frames[bases[-1] :]
         if re.search(r"^  \.\.\.$", section, re.MULTILINE):  # So deep that the outer calls are not told.
             return frames
     return None
@@ -105,7 +108,7 @@ def tell(frames: Sequence[Frame]) -> str:
 
     Library calls below them are left out: their lines change with each release, and the exception already speaks for them.
     """
-    shown = [frame for frame in frames if not frame.is_library] or list(frames[-1:])
+    shown = [frame for frame in frames if not frame.is_library]
     lines: list[str] = []
     for index, frame in enumerate(shown):
         if len(shown) > _SHOWN_FRAMES and _SHOWN_FRAMES // 2 <= index < len(shown) - _SHOWN_FRAMES // 2:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allhands import forkserver, liveness, payload, rank, spawn
-from allhands.errors import Failure, RankError, RankTimeout, RunInterrupted, root_cause, standings
+from allhands.errors import Failure, RankError, RankTimeout, RunInterrupted, root_cause, standing, standings
 from allhands.interrupt import Interrupts
 from allhands.job import RECORD, Job, News
 from allhands.printed import LiveText, fold
@@ -55,6 +55,7 @@ class Watch:
     done: set[int] = field(default_factory=set)
     failures: dict[int, Failure] = field(default_factory=dict)
     unread: bytes = b""
+    is_short_of_ranks: bool = False
 
     def __post_init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -81,11 +82,15 @@ class Watch:
                         raise self._with_output(RankTimeout(self._timeout_text()))
                     self._take_news(deadline - time.monotonic())
                 if self.failures:
-                    if len(self.pids) == self._world_size:  # Else the others can only wait for those that never were.
+                    if not self.is_short_of_ranks:  # Else the others can only wait for those that never were.
                         self._settle()
                     raise self._with_output(RankError(root_cause(self.failures, self._world_size)))
                 results = [self._result(r) for r in range(self._world_size)]
+                if self.failures:
+                    raise self._with_output(RankError(root_cause(self.failures, self._world_size, self.done)))
             except KeyboardInterrupt:
+                if self.failures:  # It waited for the others to come to theirs.
+                    raise self._with_output(RankError(root_cause(self.failures, self._world_size))) from None
                 raise self._with_output(RunInterrupted(self._interrupt_text())) from None
             return Run(results, self.text.all())
 
@@ -95,7 +100,7 @@ class Watch:
 
     def _wait_for_start(self) -> None:
         """The time that the fork server takes to import torch is not the ranks' time."""
-        while len(self.pids) < self._world_size and not self.failures:
+        while len(self.pids) < self._world_size and not self.is_short_of_ranks:
             self._take_news(_LOOK_SECONDS)
 
     def _take_news(self, seconds: float) -> None:
@@ -126,6 +131,7 @@ class Watch:
             told["frames"] = tuple(Frame(*frame) for frame in told["frames"])
             self.failures.setdefault(r, Failure(**told))
         elif what is News.NOT_STARTED:
+            self.is_short_of_ranks = True
             hint = "Try fewer ranks: the system gives no more processes or memory."
             self.failures[r] = Failure(f"could not be started ({os.strerror(number)})", hint=hint)
         elif what is News.EXITED and (r in self.done or r not in self.failures):
@@ -135,10 +141,13 @@ class Watch:
     def _death(self, r: int, code: int) -> Failure:
         """A rank's process has ended by itself, which it never does when all is well."""
         frames = tuple(from_faulthandler(self._stack_text(r), rank.__file__) or ())
+        if code == rank.CANNOT_REPORT:
+            hint = "Its printed text tells why. Is there space left where temporary files go?"
+            return Failure("could not write down how it ended", (), hint)
         if code >= 0:
             return Failure(f"exited with code {code}", frames, "A rank ends by returning: os._exit() takes its result with it.")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return Failure(f"was ended by {_DEATHS.get(name, name)}", frames, _DEATH_HINTS.get(name, ""))
+        return Failure(f"died of {_DEATHS.get(name, name)}", frames, _DEATH_HINTS.get(name, ""))
 
     def _settle(self) -> None:
         """After a failure, let the other ranks come to theirs, so that the text does not depend on who was faster."""
@@ -153,12 +162,11 @@ class Watch:
         self.interrupts.check()
         path = self.job.path("result", r)
         try:
-            value = payload.load(path)
+            return payload.load(path)
         except Exception as error:
-            failure = Failure(f"returned what cannot be unpickled here ({type(error).__name__}: {error})")
-            raise self._with_output(RankError(root_cause({r: failure}, self._world_size))) from error
-        os.unlink(path)
-        return value
+            self.failures[r] = Failure(f"returned what cannot be unpickled here ({type(error).__name__}: {error})")
+        finally:
+            os.unlink(path)
 
     def _timeout_text(self) -> str:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
@@ -190,7 +198,7 @@ class Watch:
                 stacks[r] = from_faulthandler(self._stack_text(r)[before[r] :], rank.__file__)
                 if stacks[r] is not None:
                     working.remove(r)
-        return standings(stacks, self.done | self.failures.keys())
+        return standings(["  had finished" if r in self.done else standing(stack, rank.call.__name__) for r, stack in enumerate(stacks)])
 
     def _stack_text(self, r: int) -> str:
         try:
@@ -212,6 +220,17 @@ _DEATH_HINTS = {
 }
 
 
+def _write(text: str) -> None:
+    """Show text; a terminal that lacks some of its characters gets them spelt out, and where there is no terminal there is nothing."""
+    if sys.stdout is None or not text:
+        return
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        sys.stdout.write(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
+    sys.stdout.flush()
+
+
 class _PrintedText:
     """The files that the ranks print into, and what of them has been shown."""
 
@@ -227,7 +246,7 @@ class _PrintedText:
         if self.live:
             self._show_news(last=True)
         else:
-            sys.stdout.write(fold(self.all()))
+            _write(fold(self.all()))
 
     def look(self) -> list[int]:
         """Show what is new, if it is shown live. Returns the ranks that have printed far too much."""
@@ -245,8 +264,7 @@ class _PrintedText:
             if not last:  # A character may be half written: take whole lines only.
                 data = data[: data.rfind(b"\n") + 1]
             self.shown_bytes[r] += len(data)
-            sys.stdout.write("".join(live.take(data.decode(errors="backslashreplace"), last)))
-        sys.stdout.flush()
+            _write("".join(live.take(data.decode(errors="backslashreplace"), last)))
 
     @staticmethod
     def _read(path: str, start: int) -> bytes:

@@ -137,7 +137,7 @@ def test_a_segmentation_fault_is_told_with_its_line():
             ctypes.string_at(0)
         dist.barrier()
 
-    title = "Rank 2 of 3 was ended by a segmentation fault (SIGSEGV)"
+    title = "Rank 2 of 3 died of a segmentation fault (SIGSEGV)"
     assert text_of(crash) == [title, "", HERE, "      ctypes.string_at(0)", *THE_OTHERS]
 
 
@@ -149,7 +149,7 @@ def test_a_signal_from_outside(number):
         dist.barrier()
 
     text = text_of(be_killed)
-    assert text[0].startswith("Rank 0 of 3 was ended by ") and number.name in text[0]
+    assert text[0].startswith("Rank 0 of 3 died of ") and number.name in text[0]
     assert ("Did memory run out" in "".join(text)) == (number == signal.SIGKILL)
     assert text[-2:] == THE_OTHERS
 
@@ -190,6 +190,84 @@ def test_out_of_memory(allocate):
     text = text_of(fill)
     assert text[0].startswith(("Rank 1 of 3 raised MemoryError", "Rank 1 of 3 raised RuntimeError: "))
     assert text[-4:] == ["", "Memory ran out. Try smaller tensors or fewer ranks.", *THE_OTHERS]
+
+
+def cycle():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise error from error
+
+
+def odd_notes():
+    error = ValueError("bad")
+    error.__notes__ = [1]
+    raise error
+
+
+class Vicious(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+    def __bool__(self):
+        raise SystemExit
+
+
+def vicious():
+    raise ValueError("outer") from Vicious()
+
+
+def group():
+    try:
+        raise ValueError("the real one")
+    except ValueError as error:
+        raise ExceptionGroup("two", [error, KeyError("x")]) from None
+
+
+@pytest.mark.parametrize(
+    ("fail", "told"),
+    [
+        (cycle, ["All 3 ranks raised ZeroDivisionError: division by zero"]),
+        (odd_notes, ["All 3 ranks raised ValueError: bad", "1"]),
+        (vicious, ["All 3 ranks raised ValueError: outer", "raised from Vicious: (its message cannot be made: KeyboardInterrupt)"]),
+        (
+            group,
+            ["All 3 ranks raised ExceptionGroup: two (2 sub-exceptions)", "with ValueError: the real one", "with KeyError: 'x'"],
+        ),
+    ],
+)
+def test_exceptions_that_are_hard_to_tell(fail, told):
+    text = text_of(fail, timeout=5)
+    assert text[: len(told)] == told
+    if fail is group:
+        assert '      raise ValueError("the real one")' in text
+
+
+def test_a_full_disk_and_closed_files_are_not_blamed_on_the_learner(tmp_path):
+    def close_all():
+        os.closerange(3, 200)
+
+    text = text_of(close_all)
+    assert text[0] == "All 3 ranks could not write down how it ended"
+    probe = ["unshare", "-m", "true"]
+    if sys.platform != "linux" or subprocess.run(probe, capture_output=True).returncode != 0:
+        return
+    program = "import torch; from allhands import run; run(torch.zeros, 2_000_000, world_size=1)"
+    shell = f'mount -t tmpfs -o size=3m tmpfs {tmp_path} && TMPDIR={tmp_path} exec "$0" -c "$1"'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
+    assert "The only rank raised OSError: [Errno 28] No space left on device" in done.stderr
+
+
+def test_a_module_that_cannot_be_imported_is_told_the_same_way_every_time(tmp_path, monkeypatch):
+    """It fails before all ranks have started, and in all of them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "helper_of_a_learner.py").write_text("def f(): return 1\n")
+    import helper_of_a_learner
+
+    (tmp_path / "helper_of_a_learner.py").write_text("def f() return 1\n")
+    for _ in range(10):
+        text = text_of(helper_of_a_learner.f)
+        assert text == ["All 3 ranks raised SyntaxError: expected ':' (helper_of_a_learner.py, line 1)"]
 
 
 class Stubborn(Exception):
@@ -263,7 +341,7 @@ def test_sizes_that_make_gloo_abort():
             dist.recv(torch.ones(2), 0)
 
     text = text_of(unequal, world_size=2)
-    assert text[0] == "Rank 1 of 2 was ended by an abort in a C++ library (SIGABRT)"
+    assert text[0] == "Rank 1 of 2 died of an abort in a C++ library (SIGABRT)"
     assert text[3] == "      dist.recv(torch.ones(2), 0)"
     assert text[5].endswith("Did two ranks disagree about the size of a message?")
 

@@ -17,7 +17,7 @@ NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions", "lessons") for 
 
 # Ground floor first: a module imports only from those before it.
 FLOORS = [
-    *("printed", "stack", "errors", "payload", "liveness", "job", "cell", "rank", "server"),
+    *("printed", "stack", "errors", "payload", "liveness", "job", "cell", "report", "rank", "server"),
     *("forkserver", "spawn", "interrupt", "watch", "launch", "notebook"),
 ]
 

@@ -89,6 +89,15 @@ def test_the_stop_button_at_any_moment(notebook):
     assert wait_until(lambda: len(descendants(notebook.pid)) == 1)
 
 
+def test_the_stop_button_while_others_still_work_after_a_failure(notebook):
+    """The cause is known already, and it is what is told."""
+    source = "%%ranks 3\nimport time\nif rank == 0: raise ValueError('the cause')\nend = time.time() + 10\nwhile time.time() < end: pass"
+    thread = press_stop_when_running(notebook, 3, [])
+    reply = notebook.cell(source)
+    thread.join()
+    assert reply.error.startswith("RankError: Rank 0 of 3 raised ValueError: the cause")
+
+
 def start_hanging(notebook):
     """Send a cell that hangs, and wait until its ranks are there. Returns all processes below the kernel."""
     notebook.client.execute(HANG)

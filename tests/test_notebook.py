@@ -118,6 +118,28 @@ def test_only_what_a_cell_names_goes_along(notebook):
     assert notebook.cell("%%ranks 1\np.lock").shown == "[0] 3"
 
 
+def test_a_class_body_reads_what_it_sets(notebook):
+    notebook.cell("lr = 0.1")
+    assert notebook.cell("%%ranks 1\nclass A:\n    lr = lr\nA.lr").shown == "[0] 0.1"
+
+
+def test_a_variable_that_cannot_go_along_may_stay_if_the_cell_sets_it(notebook):
+    notebook.cell("with open('/etc/passwd') as f: pass\ngen = (i for i in range(3))")
+    assert notebook.cell("%%ranks 2\ndef f(): return gen\ngen = 5\nf()").shown == "[0-1] 5"
+
+
+def test_threads_and_finalisers_of_a_cell_keep_its_variables(notebook):
+    source = """%%ranks 2
+import threading, time
+class T:
+    def __del__(self): print('bye', time.time() > 0)
+x = T()
+def loop():
+    while True: time.sleep(0.0001)
+threading.Thread(target=loop, daemon=True).start()"""
+    assert "Error" not in notebook.cell(source).printed
+
+
 def test_comprehensions_nested_functions_walrus_star_imports_and_annotations(notebook):
     notebook.cell("base = 5")
     source = """%%ranks 1
@@ -169,6 +191,23 @@ def test_an_error_in_a_function_of_another_cell(notebook):
     )
 
 
+def test_leaving_a_cell(notebook):
+    assert notebook.cell("%%ranks 2\nexit()").error.startswith("RankError: Both ranks called sys.exit(")
+
+
+def test_display_in_a_rank(notebook):
+    assert notebook.cell("%%ranks 2\ndisplay(3)").error.endswith("In a rank print, or end the cell with the value.")
+
+
+def test_a_value_that_has_no_text(notebook):
+    assert "while the value of the cell's last line was made into text" in notebook.cell("%%ranks 2\n10**5000").error
+
+
+def test_a_cell_that_is_nested_too_deeply(notebook):
+    source = "%%ranks 2\n" + "-" * 50_000 + "1"
+    assert notebook.cell(source).error.startswith("CellSyntaxError: ")
+
+
 def test_a_printed_traceback_is_the_same_every_time(notebook):
     source = "%%ranks 1\nimport traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()"
     assert '[0]   File "<this cell>", line 4, in <module>\n[0]     1 / 0\n' in notebook.cell(source).printed
@@ -207,6 +246,7 @@ def test_magics_in_ranks(notebook, line):
         ("0", "%%ranks: world_size must be from 1 to 128, but is 0"),
         ("-- -1", "%%ranks: world_size must be from 1 to 128, but is -1"),
         ("10000", "%%ranks: world_size must be from 1 to 128, but is 10,000"),
+        ("2 --as for", "%%ranks --as needs the name of a variable, but got 'for'"),
         ("2 --as 3x", "%%ranks --as needs the name of a variable, but got '3x'"),
         ("2 --timeout soon", "argument --timeout: invalid float value: 'soon'"),
         ("2 --timeout 0", "%%ranks: timeout must be more than 0 seconds, but is 0.0"),

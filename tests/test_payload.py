@@ -92,6 +92,14 @@ class Holder:
         self.inside = {"lock": LOCK}
 
 
+class Anything:
+    def __getattr__(self, name):
+        return 5
+
+    def __reduce__(self):
+        raise TypeError("never")
+
+
 def function_with(value):
     return lambda: value
 
@@ -105,15 +113,20 @@ def function_with(value):
         (function_with(LOCK), "x, in its variable value is a lock"),
         (partial(print, 1, file=LOCK), "x.keywords['file'] is a lock"),
         ((i for i in range(3)), "x is a generator"),
-        (Holder().__init__, None),
+        (Holder().__init__, "x.__self__.inside['lock'] is a lock"),
+        (Anything(), "x is a Anything"),
     ],
 )
 def test_what_cannot_be_pickled_is_named(value, told):
-    why = payload.why_unpicklable(value, "x")
-    if told is None:
-        assert why is None or why.startswith("x")
-    else:
-        assert why.startswith(f"{told}, and that cannot be sent to another process (")
+    assert payload.why_unpicklable(value, "x").startswith(f"{told}, and that cannot be sent to another process (")
+
+
+def test_what_is_nested_too_deeply_is_said_in_short():
+    deep = []
+    for _ in range(9000):
+        deep = [deep]
+    why = payload.why_unpicklable(deep, "x")
+    assert why.startswith("x is a list") and "recursion" in why and len(why) < 300
 
 
 def test_what_can_be_pickled_is_not_named():

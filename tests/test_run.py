@@ -1,5 +1,6 @@
 """`run`: what goes in, what comes back, and from where it can be called."""
 
+import functools
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -130,8 +132,8 @@ def test_a_result_that_cannot_be_unpickled_is_an_error_of_its_rank():
         def __reduce__(self):
             return (int, ("no number",))
 
-    with pytest.raises(RankError, match=r"only rank returned what cannot be unpickled here .*no number"):
-        run(Trap, world_size=1)
+    with pytest.raises(RankError, match=r"Both ranks returned what cannot be unpickled here .*no number'\)$"):
+        run(Trap, world_size=2)
 
 
 # --- the world of now ---------------------------------------------------------------------------------------------
@@ -174,11 +176,9 @@ def test_ranks_draw_different_numbers_and_runs_the_same():
 
 def test_a_file_left_open_is_written(tmp_path):
     def leave_open():
-        global kept
-        kept = open(tmp_path / "left_open", "w")
-        kept.write("all of it")
+        leave_open.kept = [open(tmp_path / "left_open", "w")]
+        leave_open.kept[0].write("all of it")
 
-    leave_open.__module__ = "__main__"
     run(leave_open, world_size=1)
     assert (tmp_path / "left_open").read_text() == "all of it"
 
@@ -222,6 +222,10 @@ def test_a_rank_that_is_done_breaks_no_legal_message_of_others():
 # --- bad arguments: said at once, and nothing is started ----------------------------------------------------------
 
 
+def test_whole_numbers_of_every_kind():
+    assert run(dist.get_rank, world_size=numpy.int64(2), seed=numpy.int32(3), timeout=numpy.float32(9)).results == [0, 1]
+
+
 @pytest.mark.parametrize("world_size", [2.5, "4", None, True, [4]])
 def test_a_world_size_that_is_no_whole_number(world_size):
     with pytest.raises(TypeError, match="world_size must be a whole number, but is "):
@@ -235,7 +239,8 @@ def test_a_world_size_out_of_range(world_size):
 
 
 @pytest.mark.parametrize(
-    ("timeout", "error"), [("3", TypeError), (None, TypeError), (0, ValueError), (-1.0, ValueError), (float("nan"), ValueError)]
+    ("timeout", "error"),
+    [("3", TypeError), (10**400, TypeError), (None, TypeError), (0, ValueError), (-1.0, ValueError), (float("nan"), ValueError)],
 )
 def test_a_timeout_that_makes_no_sense(timeout, error):
     with pytest.raises(error, match="timeout must be "):
@@ -277,6 +282,21 @@ def test_a_function_that_takes_other_arguments():
         "Its arguments go by position, and the number of ranks by name: run(add, a, b, world_size=4)"
     )
     assert "cannot be called with 1 argument: too many" in message_of(add_ranks, 4)
+
+
+def test_a_decorator_that_supplies_an_argument():
+    def with_rank(function):
+        @functools.wraps(function)
+        def inner(*args):
+            return function(dist.get_rank(), *args)
+
+        return inner
+
+    @with_rank
+    def work(rank, factor):
+        return rank * factor
+
+    assert run(work, 10, world_size=2).results == [0, 10]
 
 
 def test_an_argument_that_cannot_be_pickled_is_named():
@@ -343,6 +363,71 @@ PROGRAM = """
 SHOWN = "[0] rank 0\n[1] rank 1\n[2] rank 2\n[3.0, 3.0, 3.0]\n"
 
 
+OWN_CLASSES = """
+    import functools, torch, torch.distributed as dist, typing
+    from dataclasses import dataclass
+    from allhands import run
+
+    step = 1
+
+    @dataclass
+    class Node:
+        x: int
+        next: "Node | None" = None
+        count = 0
+
+        def stepped(self):
+            return self.x + step
+
+    def change():
+        Node.count += 5
+        return Node(dist.get_rank())
+
+    def exchange(x):
+        boxes = [None] * dist.get_world_size()
+        dist.all_gather_object(boxes, Node(dist.get_rank() + x))
+        return [box.x for box in boxes], sorted(typing.get_type_hints(Node))
+
+    class Callable:
+        def __call__(self):
+            return exchange(0)
+
+    @functools.lru_cache(maxsize=50)
+    def fib(n):
+        return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+    nodes = run(change, world_size=2).results
+    step = 10
+    print([node.stepped() for node in nodes], Node.count, Node(3).stepped(), isinstance(nodes[0], Node))
+    for fn, args in ((exchange, (0,)), (functools.partial(exchange, 0), ()), (torch.no_grad()(exchange), (0,)), (Callable(), ())):
+        print(run(fn, *args, world_size=2).results[1])
+    print(run(fib, 30, world_size=1).results, run(lambda: fib.cache_parameters(), world_size=1).results)
+"""
+
+
+def test_a_programs_own_classes_and_cached_functions():
+    """A class that went there and back stays what it was; ranks find classes of `__main__` whatever calls them."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(OWN_CLASSES)], capture_output=True, text=True)
+    found = "([0, 1], ['next', 'x'])"
+    assert done.stdout.splitlines() == ["[10, 11] 0 13 True", *[found] * 4, "[832040] [{'maxsize': 50, 'typed': False}]"], done.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ">&-"), ("PYTHONIOENCODING=ascii", ""), ("PYTHONWARNINGS=error PYTHONDEVMODE=1", "")])
+def test_odd_terminals(tmp_path, before, after):
+    """Without an output, without some characters, with every warning an error: the results are there."""
+    program = tmp_path / "program.py"
+    lines = [
+        "from pathlib import Path",
+        "from allhands import run",
+        "def f(): print('é'); return 3",
+        f"Path({str(tmp_path / 'out')!r}).write_text(str(run(f, world_size=2).results))",
+    ]
+    program.write_text("\n".join(lines))
+    done = subprocess.run(["sh", "-c", f"{before} {sys.executable} {program} {after}"], capture_output=True, text=True)
+    assert (tmp_path / "out").read_text() == "[3, 3]", done.stderr
+    assert "ResourceWarning" not in done.stderr and "Exception" not in done.stderr
+
+
 @pytest.mark.parametrize("how", ["a file without a guard", "standard input", "-c"])
 def test_from_a_program(tmp_path, how):
     program = textwrap.dedent(PROGRAM)
@@ -397,7 +482,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
         run(int)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
-    assert "ServerGoneError: the process that starts the ranks has ended. Its last words: Traceback" in done.stderr
+    assert "The next run starts a new one. Its last words: Traceback" in done.stderr
     assert "ImportError: broken torch" in done.stderr
 
 
@@ -420,6 +505,39 @@ def test_what_a_rank_started_ends_with_it():
 
     sleepers = run(start_sleeper, world_size=2).results
     assert wait_until(lambda: not any(map(is_alive, sleepers)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to the fork server")
+def test_what_a_rank_started_in_a_session_of_its_own_ends_too():
+    def start_sleeper():
+        return subprocess.Popen(["sleep", "60"], start_new_session=True).pid
+
+    sleepers = run(start_sleeper, world_size=2).results
+    assert wait_until(lambda: not any(map(is_alive, sleepers)))
+
+
+def test_a_rank_that_forks():
+    """The fork has no result of its own, and its end is not the rank's."""
+
+    def fork(fails):
+        pid = os.fork()
+        if pid == 0 and fails:
+            raise ValueError("in the fork")
+        if pid:
+            os.waitpid(pid, 0)
+        return pid > 0
+
+    assert run(fork, False, world_size=2).results == [True, True]
+    job = run(fork, True, world_size=2)
+    assert job.results == [True, True] and "ValueError: in the fork" in job.output[0]
+
+
+def test_threads_of_a_rank_are_waited_for_but_not_daemons():
+    def start(daemon):
+        threading.Thread(target=lambda: (time.sleep(0.3 if not daemon else 60), print("done")), daemon=daemon).start()
+
+    assert run(start, False, world_size=2).output == ["done\n"] * 2
+    assert run(start, True, world_size=2).output == [""] * 2
 
 
 def test_the_check_for_leftovers_can_fail(tmp_path):

@@ -249,12 +249,12 @@ def test_a_full_disk_and_closed_files_are_not_blamed_on_the_learner(tmp_path):
 
     text = text_of(close_all)
     assert text[0] == "All 3 ranks could not write down how it ended"
-    probe = ["unshare", "-m", "true"]
+    probe = ["unshare", "-rm", "true"]
     if sys.platform != "linux" or subprocess.run(probe, capture_output=True).returncode != 0:
         return
     program = "import torch; from allhands import run; run(torch.zeros, 2_000_000, world_size=1)"
     shell = f'mount -t tmpfs -o size=3m tmpfs {tmp_path} && TMPDIR={tmp_path} exec "$0" -c "$1"'
-    done = subprocess.run(["unshare", "-m", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
     assert "The only rank raised OSError: [Errno 28] No space left on device" in done.stderr
 
 

@@ -110,12 +110,12 @@ def test_large_results_from_every_rank():
 
 def test_results_do_not_need_shared_memory():
     """In a container /dev/shm may have 64 MB; here it has 1, and a larger result still comes back."""
-    probe = ["unshare", "-m", "true"]
+    probe = ["unshare", "-rm", "true"]
     if sys.platform != "linux" or subprocess.run(probe, capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount")
     program = "import torch; from allhands import run; print([r.sum().item() for r in run(torch.ones, 10_000_000, world_size=2).results])"
     shell = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
-    done = subprocess.run(["unshare", "-m", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
     assert done.stdout == "[10000000.0, 10000000.0]\n", done.stderr
 
 

@@ -94,7 +94,7 @@ def standing(stack: Sequence[Frame] | None, calling: str) -> str:
     """Where a rank stands: in the learner's code, below it, or before or behind it. `calling` is the function of ours that calls it."""
     if stack is None:
         return "  did not say where it is"
-    return tell(stack) or ("  in a library" if stack[0].function == calling else "  was starting or ending")
+    return tell(stack) or ("  in a library" if stack and stack[0].function == calling else "  was starting or ending")
 
 
 def standings(told: Sequence[str]) -> str:

@@ -23,11 +23,13 @@ class Interrupts:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
         self.socket.close()
         self._waker.close()
+        if error is None:
+            self.check()  # It came after the last look.
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.is_pressed:

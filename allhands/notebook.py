@@ -73,8 +73,9 @@ class RanksMagic(Magics):
         return RankValues(job.results) if any(job.results) else None
 
     def _explain(self, error: SyntaxError, cell: str) -> CellSyntaxError:
-        number = error.lineno or 1
-        text = ["", *cell.splitlines(), ""][number - 1]
+        lines = ["", *cell.split("\n"), ""]  # The first is the magic's.
+        number = min(error.lineno or 1, len(lines))  # It may be behind the end.
+        text = lines[number - 1]
         place = Frame(THIS_CELL, number, "<module>").place
         pointer = " " * (min(error.offset or 1, len(text) + 1) - 1) + "^"
         parts = [f"{error.msg}\n\n  {place}\n      {text}\n      {pointer}"]

@@ -1,6 +1,7 @@
 """The house rules that a machine can hold."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -120,9 +121,24 @@ def test_a_changed_output_turns_nbval_red(tmp_path):
                 changed += 1
     assert changed == 1
     nbformat.write(notebook, tmp_path / "changed.ipynb")
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=--nbval --nbval-current-env", "-c", ROOT / "pyproject.toml"]
-    done = subprocess.run([*command, "--rootdir", tmp_path, tmp_path / "changed.ipynb"], capture_output=True, text=True)
+    done = pytest_as_here(tmp_path, "changed.ipynb", "--nbval", "--nbval-current-env")
     assert "1 failed" in done.stdout and "tensor([6., 7.])" in done.stdout
+    assert "changed.ipynb::changed: One cell, four processes, code cell 2" in done.stdout
+
+
+def pytest_as_here(folder, path, *options, **environment):
+    """pytest with this project's conftest.py, on something that is elsewhere."""
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-c", ROOT / "pyproject.toml", "-o", f"addopts={' '.join(options)}"]
+    command += ["--rootdir", folder, folder / path]
+    shutil.copy(ROOT / "conftest.py", folder)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment)
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
+def test_in_ci_nothing_is_skipped(tmp_path, ci, outcome):
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.skip(reason='no screen')\ndef test(): pass\n")
+    done = pytest_as_here(tmp_path, "test_it.py", CI=ci)
+    assert outcome in done.stdout and "no screen" in done.stdout
 
 
 # --- setting up ---------------------------------------------------------------------------------------------------

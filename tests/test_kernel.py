@@ -82,6 +82,7 @@ def test_the_stop_button_at_any_moment(notebook):
     stopped = 0
     for step in range(25):
         reply = notebook.cell(STOP_ITSELF.format(seconds=0.004 * step))
+        assert reply.error == ""
         stopped += reply.printed == "stopped\n"
         after = notebook.cell("run(dist.get_rank, world_size=2).results")
         assert after.shown == "[0, 1]", (step, reply, after)

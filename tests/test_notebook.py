@@ -226,6 +226,8 @@ def test_a_syntax_error(notebook):
         "CellSyntaxError: 'return' outside function\n\n  This cell, line 3\n      return 3\n      ^\n\n"
         "A cell's result is the value of its last line: leave return out."
     )
+    assert notebook.cell("%%ranks 2\nfor i in range(3):").error.startswith("CellSyntaxError: expected an indented block")
+    assert notebook.cell("%%ranks 2\nx = (1,").error.startswith("CellSyntaxError: '(' was never closed")
     assert notebook.cell("%%ranks 2\nawait x").error.startswith("CellSyntaxError: 'await' outside function")
     assert notebook.cell("%%ranks 2\nif rank:\nprint()").error.startswith("CellSyntaxError: expected an indented block")
     assert notebook.cell("%%ranks 2\nx = '''\n").error.startswith("CellSyntaxError: unterminated triple-quoted string")

@@ -134,7 +134,7 @@ def pytest_as_here(folder, path, *options, **environment):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment)
 
 
-@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
 def test_in_ci_nothing_is_skipped(tmp_path, ci, outcome):
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.skip(reason='no screen')\ndef test(): pass\n")
     done = pytest_as_here(tmp_path, "test_it.py", CI=ci)

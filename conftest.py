@@ -21,15 +21,13 @@ def pytest_collection_modifyitems(items):
     import nbformat
 
     sections = {}
-    for item in items:
-        if type(item).__name__ != "IPyNbCell":
-            continue
-        path = item.path
-        if path not in sections:
-            sections[path] = _sections(nbformat.read(path, as_version=4).cells)
-        name = f"{path.stem}: {sections[path][item.cell_num]}, code cell {item.cell_num + 1}"
-        item._nodeid = item.nodeid.replace(item.name, name)
-        item.name = name
+    for index, item in enumerate(items):
+        if type(item).__name__ == "IPyNbCell":
+            path = item.path
+            if path not in sections:
+                sections[path] = _sections(nbformat.read(path, as_version=4).cells)
+            name = f"{path.stem}: {sections[path][item.cell_num]}, code cell {item.cell_num + 1}"
+            items[index] = type(item).from_parent(item.parent, name=name, cell_num=item.cell_num, cell=item.cell, options=item.options)
 
 
 @pytest.hookimpl(wrapper=True)

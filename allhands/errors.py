@@ -1,6 +1,6 @@
 """The few exceptions that a learner can meet, and their wording."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from allhands.printed import group_equal, rank_label
@@ -90,11 +90,11 @@ def root_cause(failures: dict[int, Failure], world_size: int, done: Collection[i
     return "\n\n".join(part for part in parts if part)
 
 
-def standing(stack: Sequence[Frame] | None, calling: str) -> str:
-    """Where a rank stands: in the learner's code, below it, or before or behind it. `calling` is the function of ours that calls it."""
+def standing(stack: Sequence[Frame] | None, doing: Mapping[str, str]) -> str:
+    """Where a rank stands: on a line of the learner's, else what the function of ours, where its stack begins, is `doing`."""
     if stack is None:
         return "  did not say where it is"
-    return tell(stack) or ("  in a library" if stack and stack[0].function == calling else "  was starting or ending")
+    return tell(stack) or f"  {doing.get(stack[0].function if stack else '', 'was starting or ending')}"
 
 
 def standings(told: Sequence[str]) -> str:

@@ -111,7 +111,7 @@ def _work(job: Job, rank: int) -> News:
         _seed(job.seed, rank)
         _join(job, rank)
         result = call(function, args)
-        _wait_for_threads()
+        wait_for_threads()
         if os.getpid() == pid:
             _save_result(job, rank, result)
             news = News.DONE
@@ -151,15 +151,19 @@ def _join(job: Job, rank: int) -> None:
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call the learner's function. By this function's name a stack dump tells that the rank is in there."""
+    """Call the learner's function."""
     return function(*args)
 
 
-def _wait_for_threads() -> None:
+def wait_for_threads() -> None:
     """A program ends when its threads have ended, but for daemons."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
+
+
+# What a rank is doing whose stack, as the learner may see it, begins in one of these.
+DOING = {call.__name__: "was in a library", wait_for_threads.__name__: "was waiting for threads that it had started"}
 
 
 def _flush() -> None:

@@ -198,7 +198,7 @@ class Watch:
                 stacks[r] = from_faulthandler(self._stack_text(r)[before[r] :], rank.__file__)
                 if stacks[r] is not None:
                     working.remove(r)
-        return standings(["  had finished" if r in self.done else standing(stack, rank.call.__name__) for r, stack in enumerate(stacks)])
+        return standings(["  had finished" if r in self.done else standing(stack, rank.DOING) for r, stack in enumerate(stacks)])
 
     def _stack_text(self, r: int) -> str:
         try:

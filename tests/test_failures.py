@@ -414,6 +414,14 @@ def test_a_time_out_says_where_each_rank_stands():
     ]
 
 
+def test_a_time_out_where_no_line_is_the_learners():
+    def leave_a_thread():
+        threading.Thread(target=time.sleep, args=(60,)).start()
+
+    assert text_of(time.sleep, 60, timeout=0.5, error=RankTimeout)[2:4] == ["All 3 ranks:", "  was in a library"]
+    assert text_of(leave_a_thread, timeout=0.5, error=RankTimeout)[3] == "  was waiting for threads that it had started"
+
+
 def test_a_time_out_of_a_stopped_rank():
     def stop():
         if dist.get_rank() == 0:

@@ -176,7 +176,7 @@ class Watch:
             why = "Ranks that wait for each other wait for ever."
         return (
             f"Not finished after {seconds}.\n\n{self._standings(_STACK_SECONDS)}\n\n"
-            f"{why} If they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60."
+            f"{why}\nIf they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60."
         )
 
     def _interrupt_text(self) -> str:

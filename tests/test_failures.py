@@ -409,7 +409,7 @@ def test_a_time_out_says_where_each_rank_stands():
         HERE,
         "      dist.recv(torch.ones(1), src=1)",
         "",
-        "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group. "
+        "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group.",
         "If they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60.",
     ]
 

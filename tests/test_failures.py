@@ -447,7 +447,7 @@ def test_a_deep_stack_at_a_time_out():
         return dive(depth - 1) if depth else time.sleep(60)
 
     text = text_of(dive, 300, timeout=0.5, error=RankTimeout)
-    assert text[2] == "All 3 ranks:" and text[-3] == "      return dive(depth - 1) if depth else time.sleep(60)"
+    assert text[2] == "All 3 ranks:" and text[-4] == "      return dive(depth - 1) if depth else time.sleep(60)"
 
 
 # --- when not even the ranks can be had ---------------------------------------------------------------------------

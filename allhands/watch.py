@@ -143,7 +143,7 @@ class Watch:
         frames = tuple(from_faulthandler(self._stack_text(r), rank.__file__) or ())
         if code == rank.CANNOT_REPORT:
             hint = "Its printed text tells why. Is there space left where temporary files go?"
-            return Failure("could not write down how it ended", (), hint)
+            return Failure("could not write down what happened", (), hint)
         if code >= 0:
             return Failure(f"exited with code {code}", frames, "A rank ends by returning: os._exit() takes its result with it.")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

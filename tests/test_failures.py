@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import json
 import os
 import resource
 import signal
@@ -243,12 +244,12 @@ def test_exceptions_that_are_hard_to_tell(fail, told):
         assert '      raise ValueError("the real one")' in text
 
 
-def test_a_full_disk_and_closed_files_are_not_blamed_on_the_learner(tmp_path):
-    def close_all():
-        os.closerange(3, 200)
+def test_a_rank_that_cannot_even_report_is_not_blamed_on_the_learner(tmp_path):
+    def fail():
+        json.dumps = None
+        raise ValueError
 
-    text = text_of(close_all)
-    assert text[0].endswith(" could not write down how it ended")  # gloo's sockets are closed too, so not every rank comes to it
+    assert text_of(fail)[0] == "All 3 ranks could not write down what happened"
     probe = ["unshare", "-rm", "true"]
     if sys.platform != "linux" or subprocess.run(probe, capture_output=True).returncode != 0:
         return

@@ -22,6 +22,7 @@ STREAM = "%%ranks 3 --timeout 60 --stream\nwhile True:\n    print('again')"
 def notebook():
     folders = run_folders()
     with kernel() as it:
+        assert wait_until(lambda: len(descendants(it.pid)) == 1)  # The fork server; the ranks that warmed it up have ended.
         yield it
     assert wait_until(lambda: run_folders() <= folders)
 

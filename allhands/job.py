@@ -20,6 +20,9 @@ class News(enum.IntEnum):
     EXITED = 5  # (exit code, or minus the signal)
 
 
+COMPUTE = "compute"
+"""What `Job.record` says if operators are counted too."""
+
 RECORD = struct.Struct("<Biq")
 """One piece of news: what, the rank, a number. Small enough to arrive whole, also with many writers."""
 
@@ -35,9 +38,10 @@ class Job:
     environment: dict[str, str]
     working_directory: str
     import_path: tuple[str, ...]
+    record: bool | str
 
     def path(self, what: str, rank: int | None = None) -> str:
-        """A file of this run: `work` and `store` are common; `output`, `stack`, `result`, `failure` are a rank's own."""
+        """A file of this run: `work` and `store` are common; `output`, `stack`, `result`, `failure`, `rows`, `tables` are a rank's own."""
         return os.path.join(self.directory, what if rank is None else f"{what}-{rank}")
 
 

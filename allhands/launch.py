@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -14,7 +15,7 @@ import cloudpickle
 from allhands import forkserver, payload, rank, spawn
 from allhands.cell import Cell
 from allhands.interrupt import Interrupts
-from allhands.job import Job
+from allhands.job import COMPUTE, Job
 from allhands.watch import Run, Watch
 
 MAX_WORLD_SIZE = 128
@@ -25,6 +26,7 @@ def run(
     *args: Any,
     world_size: int = 4,
     timeout: float = 30.0,
+    record: bool | str = True,
     seed: int = 0,
     stream: bool = False,
 ) -> Run:
@@ -40,14 +42,14 @@ def run(
     seconds (math.inf: never), and `TypeError` or `ValueError`, before anything is started, for arguments that make no sense.
     """
     with Interrupts() as interrupts:
-        job = _prepare(fn, args, world_size, timeout, seed)
+        job = _prepare(fn, args, world_size, timeout, seed, record)
         try:
             return _run(job, stream, interrupts)
         except forkserver.ServerGoneError as error:
             if error.has_begun:
                 raise
         # The server had been killed since the last run.
-        return _run(_prepare(fn, args, world_size, timeout, seed), stream, interrupts)
+        return _run(_prepare(fn, args, world_size, timeout, seed, record), stream, interrupts)
 
 
 def _run(job: Job, stream: bool, interrupts: Interrupts) -> Run:
@@ -65,7 +67,7 @@ def _run(job: Job, stream: bool, interrupts: Interrupts) -> Run:
 # --- before the start: what the caller may have got wrong ---------------------------------------------------------
 
 
-def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed: Any) -> Job:
+def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed: Any, record: Any) -> Job:
     """Check the arguments, and put all that the ranks need into a folder that only this user can read."""
     try:
         if rank.current is not None:
@@ -74,8 +76,9 @@ def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed
                 "Call it in the notebook or script"
             )
         number, seconds, seed = _check_world_size(world_size), _check_timeout(timeout), _whole_number("seed", seed)
+        _check_record(record)
         _check_call(fn, args)
-        return _pack(fn, args, number, seconds, seed)
+        return _pack(fn, args, partial(Job, number, seed=seed, timeout=seconds, record=record))
     except (TypeError, ValueError, RuntimeError) as error:
         told = f"{type(error).__name__}: {error}"
         error._render_traceback_ = lambda: [told]  # IPython then shows no calls of ours.
@@ -110,6 +113,11 @@ def _check_timeout(timeout: Any) -> float:
     return seconds
 
 
+def _check_record(record: Any) -> None:
+    if record not in (True, False, COMPUTE):
+        raise ValueError(f"record must be True, False or {COMPUTE!r} (which counts every operator too), but is {record!r}")
+
+
 def _check_call(fn: Any, args: tuple[Any, ...]) -> None:
     if not callable(fn):
         raise TypeError(
@@ -138,11 +146,11 @@ def _why_uncallable(name: str, signature: inspect.Signature, given: int, error: 
     return f"{told}Its arguments go by position, and the number of ranks by name: {call}"
 
 
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...], make_job: Callable[..., Job]) -> Job:
     if "__mp_main__" in sys.modules:  # What a spawned process calls its __main__, nobody else can import.
         cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
     try:
-        return _write(fn, args, world_size, timeout, seed)
+        return _write(fn, args, make_job)
     except OSError:
         raise
     except Exception as error:
@@ -153,18 +161,18 @@ def _pack(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeou
             else None
         )
         if stays:
-            return _pack(fn.without(stays), args, world_size, timeout, seed)
+            return _pack(fn.without(stays), args, make_job)
         raise TypeError(_why_unsendable(fn, args) or f"the function cannot be sent to the ranks: {error}") from None
 
 
-def _write(fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, timeout: float, seed: int) -> Job:
+def _write(fn: Callable[..., Any], args: tuple[Any, ...], make_job: Callable[..., Job]) -> Job:
     try:
         here = os.getcwd()
     except FileNotFoundError:
         raise FileNotFoundError("the working directory does not exist any more: os.chdir() to one that does") from None
     directory = tempfile.mkdtemp(prefix="allhands-")
     try:
-        job = Job(world_size, directory, seed, timeout, dict(os.environ), here, tuple(sys.path))
+        job = make_job(directory=directory, environment=dict(os.environ), working_directory=here, import_path=tuple(sys.path))
         payload.save(job.path("work"), (fn, args))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)

@@ -20,7 +20,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -28,9 +28,10 @@ import numpy.random  # numpy leaves it for later, and later is 10 ms in every ra
 import torch
 import torch.distributed as dist
 
-from allhands import payload
+from allhands import payload, pen, recorder
 from allhands.cell import CellValue
-from allhands.job import RECORD, STACK_SIGNAL, Job, News
+from allhands.compute import Counting
+from allhands.job import COMPUTE, RECORD, STACK_SIGNAL, Job, News
 from allhands.report import OUT_OF_MEMORY, UnpicklableResult, report
 
 # The parent's own time-out comes first: gloo's is there only for the day that the parent is gone.
@@ -110,7 +111,8 @@ def _work(job: Job, rank: int) -> News:
         function, args = payload.load(job.path("work"), notebook.__dict__)
         _seed(job.seed, rank)
         _join(job, rank)
-        result = call(function, args)
+        with Counting() if job.record == COMPUTE else nullcontext():
+            result = call(function, args)
         wait_for_threads()
         if os.getpid() == pid:
             _save_result(job, rank, result)
@@ -140,6 +142,9 @@ def _seed(seed: int, rank: int) -> None:
 
 def _join(job: Job, rank: int) -> None:
     """Become part of the process group of this run."""
+    if job.record:
+        pen.start(job.path("rows", rank), job.path("tables", rank), outermost=call.__code__)
+        recorder.install()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(job.path("store"), job.world_size),
@@ -147,7 +152,8 @@ def _join(job: Job, rank: int) -> None:
         world_size=job.world_size,
         timeout=timedelta(seconds=min(job.timeout + _GLOO_SPARE_SECONDS, _GLOO_LONGEST_SECONDS)),
     )
-    dist.barrier()  # Or a rank that dies at once would find others still connecting, and gloo complains of that at length.
+    # Or a rank that dies at once would find others still connecting, and gloo complains of that at length.
+    getattr(dist.group.WORLD, "inner", dist.group.WORLD).barrier().wait()  # It is not the learner's: not to be recorded.
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

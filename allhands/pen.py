@@ -1,0 +1,245 @@
+"""The pen of the flight recorder: it writes down what a rank does, row by row, into memory-mapped files.
+
+What it costs counts: a small message takes 50 microseconds. So the shapes, the lines and all else that repeats are looked up as one key,
+and an operation then is four numbers in mapped memory, where the parent can read them also when this process is dead.
+"""
+
+import itertools
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allhands.events import ROW
+
+_FIRST_BYTES = 1 << 16  # a multiple of what any system maps at once
+_LARGEST_BYTES = 1 << 22
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_RECORDERS_OWN = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("pen.py", "recording_group.py", "recorder.py", "compute.py")
+)
+_BACKWARD = "_engine_run_backward"  # the function of torch that calls the C++ engine, which calls DDP
+_SLOT = ROW.itemsize // 4
+ISSUED, WAITED, OVER = 1, 2, 3
+
+ticks = itertools.count(1)  # Taking the next number is one step, whatever other threads do.
+_is_librarys: dict[int, bool] = {}
+_kept: list[CodeType] = []  # so that no other code gets the same id
+
+
+def _is_library(code: CodeType) -> bool:
+    """Whether code is torch's, or the recorder's; of each the answer is kept."""
+    _kept.append(code)
+    return _is_librarys.setdefault(id(code), _is_library_file(code.co_filename))
+
+
+def _is_library_file(filename: str) -> bool:
+    return filename.startswith(_TORCH) or filename in _RECORDERS_OWN
+
+
+def with_stack(key: list[Any], frame: FrameType | None) -> tuple[Any, ...]:
+    """A key, and where the program is: each call's code and place in it, the innermost first; torch's own innermost calls left out."""
+    add, is_librarys, outermost = key.append, _is_librarys, current.outermost
+    while frame is not None:
+        code = frame.f_code
+        known = is_librarys.get(id(code))
+        if known is None:
+            known = _is_library(code)
+        if not known:
+            break
+        frame = frame.f_back
+    while frame is not None:
+        code = frame.f_code
+        if code is outermost:
+            break
+        add(id(code))
+        add(frame.f_lasti)
+        frame = frame.f_back
+    return tuple(key)
+
+
+class Pen:
+    """Writes what this rank does: rows into one file, sites, groups and places, one JSON object a line, into another."""
+
+    def __init__(self, path: str, tables: str, outermost: CodeType) -> None:
+        self.outermost = outermost
+        self._rows = open(path, "w+b", opener=_private)
+        self._tables = open(tables, "wb", buffering=0, opener=_private)
+        self._lock = threading.Lock()
+        self._size = 0
+        self._places: dict[tuple[Any, ...], int] = {}
+        self._groups = itertools.count()
+        self.sites: dict[tuple[Any, ...], int] = {}
+        self.segment = self._grow(None)
+        self.head = self.segment[0]
+        next(self.segment[1])  # Place 0 holds the counter.
+
+    def _grow(self, full: Any) -> tuple[memoryview, "itertools.count[int]"]:
+        """Room for more rows: a view of it, and the places in it that are still free."""
+        with self._lock:
+            if full is None or self.segment is full:
+                size = min(max(self._size, _FIRST_BYTES), _LARGEST_BYTES)
+                self._rows.seek(self._size)
+                self._rows.write(bytes(size))  # Written, not skipped: a full disk is an error here, and a crash in mapped memory.
+                self._rows.flush()
+                view = memoryview(mmap.mmap(self._rows.fileno(), size, offset=self._size)).cast("I")
+                self._size += size
+                self.segment = view, itertools.count(0, _SLOT)
+            return self.segment
+
+    def row(self, site: int) -> tuple[memoryview, int]:
+        """Write down that an operation is issued. Its row: a view, and the place in it."""
+        segment = self.segment
+        view, free = segment
+        place = next(free)
+        try:
+            view[place + ISSUED] = tick = next(ticks)
+        except IndexError:
+            self._grow(segment)
+            return self.row(site)
+        view[place] = site
+        self.head[0] = tick
+        return view, place
+
+    def group(self, ranks: list[int]) -> int:
+        """Write down a group. Its number."""
+        with self._lock:
+            self._write({"group": ranks})
+            return next(self._groups)
+
+    def site(self, key: tuple[Any, ...], frame: FrameType | None, **fields: Any) -> int:
+        """Write down a site that is not known yet. Its number, from 1."""
+        frames, codes = [], []
+        while frame is not None and frame.f_code is not self.outermost:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            codes.append(frame.f_code)
+            frame = frame.f_back
+        is_in_backward = False
+        while frames and _is_library_file(frames[0][0]):
+            is_in_backward = is_in_backward or frames[0][2] == _BACKWARD
+            del frames[0]
+        place = tuple(frames[::-1])
+        with self._lock:
+            if key not in self.sites:
+                _kept.extend(codes)
+                if place not in self._places:
+                    self._places[place] = len(self._places)
+                    self._write({"place": place})
+                self._write({"site": fields | {"place": self._places[place], "is_in_backward": is_in_backward}})
+                self.sites[key] = len(self.sites) + 1
+            return self.sites[key]
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self._tables.write(json.dumps(fields).encode() + b"\n")
+
+
+current: Pen
+"""This rank's."""
+
+
+def start(path: str, tables: str, outermost: CodeType) -> None:
+    """Write from now on into these two files. `outermost`: the function of ours that calls the learner's."""
+    global current
+    current = Pen(path, tables, outermost)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+# --- what an operation gives back: its work, with the waits written down --------------------------------------------
+
+
+class Message:
+    """The work of a send or a receive. Not a `dist.Work`, which would cost as much again; nothing but Python waits for it."""
+
+    __slots__ = ("_place", "_view", "_work")
+
+    def __init__(self, work: Any, row: tuple[memoryview, int]) -> None:
+        self._work = work
+        self._view, self._place = row
+
+    def wait(self, *timeout: Any, **named: Any) -> Any:
+        """Wait until the message has been handed over."""
+        view, place, head = self._view, self._place, current.head
+        if view[place + WAITED]:  # Only the first wait counts.
+            return self._work.wait(*timeout, **named)
+        view[place + WAITED] = head[0] = next(ticks)
+        try:
+            return self._work.wait(*timeout, **named)
+        finally:
+            view[place + OVER] = head[0] = next(ticks)
+
+    def _note_over(self) -> None:
+        """Whoever asks until the work is over, or takes its future, has waited for it in his own way."""
+        view, place = self._view, self._place
+        if not view[place + WAITED]:
+            view[place + WAITED] = next(ticks)
+            view[place + OVER] = current.head[0] = next(ticks)
+
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        is_over = self._work.is_completed()
+        if is_over:
+            self._note_over()
+        return is_over
+
+    def get_future(self) -> Any:
+        """A future of it."""
+        self._note_over()
+        return self._work.get_future()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class MessageFromAny(Message):
+    """The work of a receive from whoever sends: who it was is known afterwards."""
+
+    __slots__ = ("_learn",)
+
+    def __init__(self, work: Any, row: tuple[memoryview, int], learn: Callable[[int], int]) -> None:
+        super().__init__(work, row)
+        self._learn = learn
+
+    def wait(self, *timeout: Any, **named: Any) -> Any:
+        """Wait until a message has come."""
+        done = super().wait(*timeout, **named)
+        self._view[self._place] = self._learn(self._work._source_rank())
+        return done
+
+
+class CollectiveWork(dist._Work):
+    """The work of a collective. C++ too may wait for it, so it has to be a `dist.Work`."""
+
+    def __init__(self, work: Any, row: tuple[memoryview, int]) -> None:
+        super().__init__()
+        self._work = work
+        self._view, self._place = row
+
+    wait = Message.wait
+    _note_over = Message._note_over
+    is_completed = Message.is_completed
+    get_future = Message.get_future
+
+    def result(self) -> Any:
+        """The tensors."""
+        return self._work.result()
+
+    def synchronize(self) -> None:
+        """For devices with streams."""
+        self._work.synchronize()
+
+    def exception(self) -> Any:
+        """Why it failed."""
+        return self._work.exception()
+
+    def is_success(self) -> bool:
+        """Whether it did not fail."""
+        return self._work.is_success()

@@ -1,0 +1,93 @@
+"""Operations in words: what a rank sends, to whom, and on which line."""
+
+from collections.abc import Iterable, Sequence
+
+from allhands.errors import first_letter_up, name_ranks
+from allhands.events import HAS_ROOT, NO_PEER, WORLD, Kind, Shape, Site
+from allhands.stack import tell
+
+_SHOWN_SHAPES = 4
+_SHOWN_RANKS = 8
+
+
+def count(number: int, what: str) -> str:
+    """`1 byte`, `1,024 bytes`."""
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('h') else 's'}"
+
+
+def tensor(dtype: str, shape: Shape) -> str:
+    """`float32[2, 3]`; `float32[]` is a single number."""
+    return f"{dtype}{list(shape)}"
+
+
+def tensors(dtype: str, shapes: Sequence[Shape]) -> str:
+    """One tensor, several, or `4 × float32[2]`."""
+    if len(shapes) > 1 and len(set(shapes)) == 1:
+        return f"{len(shapes)} × {tensor(dtype, shapes[0])}"
+    shown = [tensor(dtype, shape) for shape in shapes[:_SHOWN_SHAPES]]
+    return ", ".join([*shown, *(["…"] if len(shapes) > _SHOWN_SHAPES else [])])
+
+
+def load(site: Site) -> str:
+    """What is handed over or wanted, with its size: `float32[4] (16 bytes)`."""
+    if not site.shapes:
+        return "nothing"
+    return f"{tensors(site.dtype, site.shapes)} ({count(site.bytes_out if site.given else site.bytes_in, 'byte')})"
+
+
+def call(site: Site) -> str:
+    """A collective as it was called: `all_reduce(SUM)`, `broadcast(from rank 0)`."""
+    parts = [site.reduce_op] if site.reduce_op else []
+    if site.kind in HAS_ROOT and site.peer != NO_PEER:
+        parts.append(f"{'to' if site.kind in (Kind.REDUCE, Kind.GATHER) else 'from'} rank {site.peer}")
+    return f"{site.kind.label}({', '.join(parts)})" if parts else site.kind.label
+
+
+def on_group(site: Site, groups: Sequence[Sequence[int]]) -> str:
+    """` on the group of ranks 0 and 1`; nothing for the world."""
+    return "" if site.group == WORLD else f" on the group of {listed(groups[site.group])}"
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """`rank 0`, `ranks 0 and 2`, `ranks 0, 1 and 2`."""
+    names = [str(rank) for rank in ranks]
+    if len(names) > _SHOWN_RANKS:
+        names = [*names[: _SHOWN_RANKS - 1], f"{len(names) - _SHOWN_RANKS + 1} more"]
+    together = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"rank{'s' if len(names) > 1 else ''} {together}"
+
+
+def _tag(site: Site) -> str:
+    return f" with tag {site.tag}" if site.tag else ""
+
+
+def does(site: Site, groups: Sequence[Sequence[int]]) -> str:
+    """What an operation does, to follow a rank's name: `sends float32[4] (16 bytes) to rank 1`."""
+    if site.kind is Kind.SEND:
+        return f"sends {load(site)} to rank {site.peer}{_tag(site)}{on_group(site, groups)}"
+    if site.kind is Kind.RECV:
+        source = "whoever sends" if site.peer == NO_PEER else f"rank {site.peer}"
+        return f"receives {load(site)} from {source}{_tag(site)}{on_group(site, groups)}"
+    if site.kind is Kind.NEW_GROUP:
+        return f"makes the group of {listed(groups[site.group])}"
+    of = f" with {load(site)}" if site.shapes else ""
+    return f"calls {call(site)}{of}{on_group(site, groups)}"
+
+
+def waits(site: Site, groups: Sequence[Sequence[int]]) -> str:
+    """The same of one that waits for it: `waits to send float32[4] (16 bytes) to rank 1`."""
+    verb, rest = does(site, groups).split(" ", 1)
+    infinitive = {"sends": "to send", "receives": "to receive", "makes": "to make", "calls": "in"}[verb]
+    return f"waits {infinitive} {rest}"
+
+
+def paragraph(ranks: Sequence[int], world_size: int, what: str, site: Site | None) -> str:
+    """What ranks do, and on which line."""
+    where = tell(site.place) if site is not None else ""
+    return first_letter_up(f"{name_ranks(ranks, world_size)} {what}") + (f":\n{where}" if where else ".")
+
+
+def plural(verb_phrase: str, ranks: Sequence[int]) -> str:
+    """`waits …` for one rank, `wait …` for several."""
+    verb, rest = verb_phrase.split(" ", 1)
+    return verb_phrase if len(ranks) == 1 else f"{verb.removesuffix('s')} {rest}"

@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-_HOME = {"run": "launch", "Run": "watch", "RankError": "errors", "RankTimeout": "errors"}
+_HOME = {"draw": "pictures", "run": "launch", "Run": "watch", "RankError": "errors", "RankDeadlock": "errors", "RankTimeout": "errors"}
 
-__all__ = ["RankError", "RankTimeout", "Run", "load_ipython_extension", "run"]
+__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "load_ipython_extension", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from allhands.printed import group_equal, rank_label
 from allhands.stack import Frame, tell
@@ -12,14 +13,21 @@ _SHOWN_OTHER_CAUSES = 4
 class RankError(Exception):
     """Something went wrong in a rank. The text says what, in which ranks, and on which line of the learner's code.
 
-    `output` holds what each rank had printed until then.
+    `output` holds what each rank had printed until then, and `recorded` the `Trace` (None for a run with `record=False`).
     """
 
     output: tuple[str, ...] = ()
+    recorded: Any = None
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and no traceback: the kernel's own calls say nothing about the ranks."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class RankDeadlock(RankError):
+    """Ranks wait for what can never come. The text says who waits for whom, on which lines, and why. `draw(error)` shows it."""
+
+    deadlock: Any = None
 
 
 class RankTimeout(RankError, TimeoutError):
@@ -30,6 +38,7 @@ class RunInterrupted(KeyboardInterrupt):
     """The reader stopped the run. The text says where each rank stood."""
 
     output: tuple[str, ...] = ()
+    recorded: Any = None
     _render_traceback_ = RankError._render_traceback_
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from allhands.errors import name_ranks
 from allhands.events import HAS_ROOT, Columns, Kind, Shape, Site
 from allhands.matching import NOBODY, Matching
-from allhands.printed import group_equal
-from allhands.wording import count, does, on_group, paragraph, plural
+from allhands.wording import count, does, on_group, paragraph, together
+
+_SHOWN_CALLS = 6
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,9 @@ def _piece(shapes: tuple[Shape, ...], number: int) -> Shape | None:
 
 def _collective_text(what: str, calls: list[int], columns: Columns, matching: Matching) -> str:
     sites = [matching.site(call) for call in calls]
-    groups = group_equal([(does(site, columns.groups), site.place) for site in sites])
-    told = []
-    for places, _ in groups:
-        ranks = [sites[place].rank for place in places]
-        first = sites[places[0]]
-        told.append(paragraph(ranks, columns.world_size, plural(does(first, columns.groups), ranks), first))
+    told = [paragraph(ranks, columns.world_size, words, first) for ranks, words, first in together(sites, columns.groups)]
+    if len(told) > _SHOWN_CALLS:
+        told[_SHOWN_CALLS:] = [f"And {len(told) - _SHOWN_CALLS} more, each in its own way."]
     number = matching.number_in_group(int(matching.meeting[calls[0]]))
     which = f"collective number {number}{on_group(sites[0], columns.groups)}"
     if what == "order":

@@ -177,7 +177,7 @@ class Message:
             view[place + OVER] = head[0] = next(ticks)
 
     def _note_over(self) -> None:
-        """Whoever asks until the work is over, or takes its future, has waited for it in his own way."""
+        """Whoever asks until the work is over has waited for it in his own way."""
         view, place = self._view, self._place
         if not view[place + WAITED]:
             view[place + WAITED] = next(ticks)
@@ -189,11 +189,6 @@ class Message:
         if is_over:
             self._note_over()
         return is_over
-
-    def get_future(self) -> Any:
-        """A future of it."""
-        self._note_over()
-        return self._work.get_future()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -226,7 +221,10 @@ class CollectiveWork(dist._Work):
     wait = Message.wait
     _note_over = Message._note_over
     is_completed = Message.is_completed
-    get_future = Message.get_future
+
+    def get_future(self) -> Any:
+        """A future of it, which DDP waits for."""
+        return self._work.get_future()
 
     def result(self) -> Any:
         """The tensors."""

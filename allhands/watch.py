@@ -4,19 +4,22 @@ import json
 import os
 import selectors
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from allhands import forkserver, liveness, payload, rank, spawn
-from allhands.errors import Failure, RankError, RankTimeout, RunInterrupted, root_cause, standing, standings
+from allhands.afterwards import finding, warnings_of
+from allhands.deadlock import Deadlock, find_deadlock
+from allhands.errors import Failure, RankDeadlock, RankError, RankTimeout, RunInterrupted, root_cause, standing, standings
 from allhands.interrupt import Interrupts
 from allhands.job import RECORD, Job, News
-from allhands.printed import LiveText, fold
-from allhands.stack import Frame, from_faulthandler
-
-_MAX_OUTPUT_BYTES = 1 << 28
+from allhands.lookout import LOOK_SECONDS, Lookout
+from allhands.output import MAX_OUTPUT_BYTES, PrintedText, write
+from allhands.printed import fold
+from allhands.stack import Frame
+from allhands.stacks import Stacks, main_thread
+from allhands.trace import Trace
 
 _LOOK_SECONDS = 0.2  # how often the size of the printed text is looked at
 _STREAM_SECONDS = 0.05  # how often it is shown, if it is shown live
@@ -29,10 +32,22 @@ _STACK_SECONDS_AT_INTERRUPT = 0.25
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: `results` and `output` (the printed text) by rank."""
+    """What a run gave: `results` and `output` (the printed text) by rank, and `trace`, the record of all that the ranks did.
+
+    `warnings`: what was odd, and is printed after the ranks' own text: a message that nobody received, or that was not waited for.
+    """
 
     results: list[Any]
     output: list[str]
+    recorded: Trace | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def trace(self) -> Trace:
+        """Every operation of every rank. Raises ValueError if the run was not recorded."""
+        if self.recorded is None:
+            raise ValueError("this run was not recorded: leave record=False out")
+        return self.recorded
 
     @property
     def world_size(self) -> int:
@@ -61,7 +76,9 @@ class Watch:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.ranks.socket, selectors.EVENT_READ)
         self.selector.register(self.interrupts.socket, selectors.EVENT_READ)
-        self.text = _PrintedText(self.job, self.stream)
+        self.text = PrintedText(self.job, self.stream)
+        self.stacks = Stacks(self.job, self.ranks)
+        self.lookout = Lookout(self.job, self.stacks)
 
     @property
     def _world_size(self) -> int:
@@ -73,29 +90,71 @@ class Watch:
 
     def follow(self) -> Run:
         """Until all ranks are done. Whatever happens, what they printed is shown."""
-        with self.selector, self.text:
-            try:
-                self._wait_for_start()
-                deadline = time.monotonic() + self.job.timeout
-                while self._working and not self.failures:
-                    if time.monotonic() >= deadline:
-                        raise self._with_output(RankTimeout(self._timeout_text()))
-                    self._take_news(deadline - time.monotonic())
-                if self.failures:
-                    if not self.is_short_of_ranks:  # Else the others can only wait for those that never were.
-                        self._settle()
-                    raise self._with_output(RankError(root_cause(self.failures, self._world_size)))
+        warnings: tuple[str, ...] = ()
+        try:
+            with self.selector, self.lookout, self.text:
+                self._wait_until_done()
+                trace = self._trace()
+                if trace is not None:
+                    found = finding(trace)
+                    if found:
+                        raise self._with_output(RankError(found))
+                    warnings = warnings_of(trace)
                 results = [self._result(r) for r in range(self._world_size)]
                 if self.failures:
                     raise self._with_output(RankError(root_cause(self.failures, self._world_size, self.done)))
-            except KeyboardInterrupt:
-                if self.failures:  # It waited for the others to come to theirs.
-                    raise self._with_output(RankError(root_cause(self.failures, self._world_size))) from None
-                raise self._with_output(RunInterrupted(self._interrupt_text())) from None
-            return Run(results, self.text.all())
+            return Run(results, self.text.all(), trace, warnings)
+        finally:
+            write("".join(f"Warning: {warning}\n" for warning in warnings))
 
-    def _with_output(self, error: RankError | RunInterrupted) -> RankError | RunInterrupted:
+    def _wait_until_done(self) -> None:
+        """Until all ranks have finished; raises what keeps them from it."""
+        try:
+            self._wait_for_start()
+            deadline = time.monotonic() + self.job.timeout
+            while self._working and not self.failures:
+                if time.monotonic() >= deadline:
+                    raise self._with_output(RankTimeout(self._timeout_text()))
+                self._take_news(deadline - time.monotonic())
+                self._look_out()
+            if self.failures:
+                if not self.is_short_of_ranks:  # Else the others can only wait for those that never were.
+                    self._settle()
+                raise self._with_output(RankError(self._failure_text()))
+        except KeyboardInterrupt:
+            if self.failures:  # It waited for the others to come to theirs.
+                raise self._with_output(RankError(self._failure_text())) from None
+            raise self._with_output(RunInterrupted(self._interrupt_text())) from None
+
+    def _look_out(self) -> None:
+        """Raise what can be proved while ranks still run."""
+        found = self.lookout.look(self.done, self.pids) if self.job.record and not self.failures else None
+        if found is not None:
+            trace, why = found
+            if isinstance(why, Deadlock):
+                error: RankError = RankDeadlock(why.text)
+                error.deadlock = why
+            else:
+                error = RankError(why.text)
+            raise self._with_output(error, trace)
+
+    def _trace(self) -> Trace | None:
+        return self.lookout.trace() if self.job.record else None
+
+    def _failure_text(self) -> str:
+        """Why ranks failed. Two ends that did not fit come first: what happened then may be no more than their consequence."""
+        trace = self._trace()
+        if trace is None or trace.mismatch is None:
+            return root_cause(self.failures, self._world_size)
+        own = {r: failure for r, failure in self.failures.items() if not failure.is_consequence and failure.what != _ABORTED}
+        if own:
+            return f"{trace.mismatch.text}\n\nAnd then: {root_cause(own, self._world_size, self.done)}"
+        self.text.hide_last_words()
+        return trace.mismatch.text
+
+    def _with_output(self, error: RankError | RunInterrupted, trace: Trace | None = None) -> RankError | RunInterrupted:
         error.output = tuple(self.text.all())
+        error.recorded = trace or self._trace()
         return error
 
     def _wait_for_start(self) -> None:
@@ -105,7 +164,8 @@ class Watch:
 
     def _take_news(self, seconds: float) -> None:
         """Wait so long at most for something to happen, and note it."""
-        ready = self.selector.select(min(seconds, _STREAM_SECONDS if self.stream else _LOOK_SECONDS))
+        often = LOOK_SECONDS if self.job.record else _STREAM_SECONDS if self.stream else _LOOK_SECONDS
+        ready = self.selector.select(min(seconds, often))
         self.interrupts.check()
         if ready:
             self.unread += self.ranks.read()
@@ -116,7 +176,7 @@ class Watch:
         else:
             for r in self.text.look():
                 hint = "Is there a print in an endless loop?"
-                self.failures.setdefault(r, Failure(f"printed more than {_MAX_OUTPUT_BYTES:,} bytes", hint=hint))
+                self.failures.setdefault(r, Failure(f"printed more than {MAX_OUTPUT_BYTES:,} bytes", hint=hint))
         for what, r, number in self.ranks.poll():
             self._note(what, r, number)
 
@@ -140,14 +200,14 @@ class Watch:
 
     def _death(self, r: int, code: int) -> Failure:
         """A rank's process has ended by itself, which it never does when all is well."""
-        frames = tuple(from_faulthandler(self._stack_text(r), rank.__file__) or ())
+        frames = tuple(main_thread(self.stacks.text(r)) or ())
         if code == rank.CANNOT_REPORT:
             hint = "Its printed text tells why. Is there space left where temporary files go?"
             return Failure("could not write down what happened", (), hint)
         if code >= 0:
             return Failure(f"exited with code {code}", frames, "A rank ends by returning: os._exit() takes its result with it.")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return Failure(f"died of {_DEATHS.get(name, name)}", frames, _DEATH_HINTS.get(name, ""))
+        return Failure(_death_text(name), frames, _DEATH_HINTS.get(name, ""))
 
     def _settle(self) -> None:
         """After a failure, let the other ranks come to theirs, so that the text does not depend on who was faster."""
@@ -170,7 +230,11 @@ class Watch:
 
     def _timeout_text(self) -> str:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
-        if self.done:
+        trace = self._trace()
+        deadlock = trace and find_deadlock(trace.columns, trace.matching, self.done)
+        if deadlock:  # It was not proved: they have threads that might have helped.
+            why = deadlock.why
+        elif self.done:
             why = "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group."
         else:
             why = "Ranks that wait for each other wait for ever."
@@ -184,28 +248,13 @@ class Watch:
 
     def _standings(self, patience: float) -> str:
         """Where each rank stands, as far as they say it within `patience` seconds."""
-        working = [r for r in self._working if r in self.pids]
-        stacks: list[list[Frame] | None] = [None if r in working else [] for r in range(self._world_size)]
-        before = {r: len(self._stack_text(r)) for r in working}
-        try:
-            self.ranks.ask_for_stacks()
-        except OSError:
-            working = []
-        end = time.monotonic() + patience
-        while working and time.monotonic() < end:
-            time.sleep(0.01)
-            for r in list(working):
-                stacks[r] = from_faulthandler(self._stack_text(r)[before[r] :], rank.__file__)
-                if stacks[r] is not None:
-                    working.remove(r)
-        return standings(["  had finished" if r in self.done else standing(stack, rank.DOING) for r, stack in enumerate(stacks)])
+        told = self.stacks.ask([r for r in self._working if r in self.pids], patience)
+        stands = {r: standing(main_thread(told[r]) if r in told else None, rank.DOING) for r in self._working}
+        return standings([stands.get(r, "  had finished") for r in range(self._world_size)])
 
-    def _stack_text(self, r: int) -> str:
-        try:
-            with open(self.job.path("stack", r)) as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
+
+def _death_text(signal_name: str) -> str:
+    return f"died of {_DEATHS.get(signal_name, signal_name)}"
 
 
 _DEATHS = {
@@ -214,63 +263,8 @@ _DEATHS = {
     "SIGABRT": "an abort in a C++ library (SIGABRT)",
     "SIGBUS": "a bus error (SIGBUS)",
 }
+_ABORTED = _death_text("SIGABRT")
 _DEATH_HINTS = {
     "SIGKILL": "Did memory run out? Linux then kills the largest process. Try smaller tensors or fewer ranks.",
     "SIGABRT": "What the library said is in the rank's printed text. Did two ranks disagree about the size of a message?",
 }
-
-
-def _write(text: str) -> None:
-    """Show text; a terminal that lacks some of its characters gets them spelt out, and where there is no terminal there is nothing."""
-    if sys.stdout is None or not text:
-        return
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        sys.stdout.write(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
-    sys.stdout.flush()
-
-
-class _PrintedText:
-    """The files that the ranks print into, and what of them has been shown."""
-
-    def __init__(self, job: Job, stream: bool) -> None:
-        self.paths = [job.path("output", r) for r in range(job.world_size)]
-        self.live = [LiveText(r) for r in range(job.world_size)] if stream else []
-        self.shown_bytes = [0] * len(self.live)
-
-    def __enter__(self) -> "_PrintedText":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self._show_news(last=True)
-        else:
-            _write(fold(self.all()))
-
-    def look(self) -> list[int]:
-        """Show what is new, if it is shown live. Returns the ranks that have printed far too much."""
-        if self.live:
-            self._show_news(last=False)
-        return [r for r, path in enumerate(self.paths) if os.path.exists(path) and os.path.getsize(path) > _MAX_OUTPUT_BYTES]
-
-    def all(self) -> list[str]:
-        """All that each rank has printed. Bytes that are not UTF-8 are spelt out."""
-        return [self._read(path, 0).decode(errors="backslashreplace") for path in self.paths]
-
-    def _show_news(self, last: bool) -> None:
-        for r, live in enumerate(self.live):
-            data = self._read(self.paths[r], self.shown_bytes[r])
-            if not last:  # A character may be half written: take whole lines only.
-                data = data[: data.rfind(b"\n") + 1]
-            self.shown_bytes[r] += len(data)
-            _write("".join(live.take(data.decode(errors="backslashreplace"), last)))
-
-    @staticmethod
-    def _read(path: str, start: int) -> bytes:
-        try:
-            with open(path, "rb") as file:
-                file.seek(start)
-                return file.read()
-        except FileNotFoundError:
-            return b""

@@ -1,9 +1,10 @@
 """Operations in words: what a rank sends, to whom, and on which line."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from allhands.errors import first_letter_up, name_ranks
-from allhands.events import HAS_ROOT, NO_PEER, WORLD, Kind, Shape, Site
+from allhands.events import HAS_ROOT, NO_PEER, P2P, WORLD, Kind, Shape, Site
 from allhands.stack import tell
 
 _SHOWN_SHAPES = 4
@@ -71,7 +72,7 @@ def does(site: Site, groups: Sequence[Sequence[int]]) -> str:
     if site.kind is Kind.NEW_GROUP:
         return f"makes the group of {listed(groups[site.group])}"
     of = f" with {load(site)}" if site.shapes else ""
-    return f"calls {call(site)}{of}{on_group(site, groups)}"
+    return f"calls {call(site)}{of}{on_group(site, groups)}{' in backward' if site.is_in_backward else ''}"
 
 
 def waits(site: Site, groups: Sequence[Sequence[int]]) -> str:
@@ -85,6 +86,30 @@ def paragraph(ranks: Sequence[int], world_size: int, what: str, site: Site | Non
     """What ranks do, and on which line."""
     where = tell(site.place) if site is not None else ""
     return first_letter_up(f"{name_ranks(ranks, world_size)} {what}") + (f":\n{where}" if where else ".")
+
+
+def together(sites: Sequence[Site], groups: Sequence[Sequence[int]], verb: Callable[..., str] = does) -> list[tuple[list[int], str, Site]]:
+    """What several ranks do, those together that do the same on the same line: the ranks, the words, the first site of each.
+
+    Those that differ only in their peer are told together too: `receive float32[4] (16 bytes): 0 from 1, 1 from 0`.
+    """
+    alike: dict[object, list[Site]] = {}
+    for site in sites:
+        alike.setdefault(site._replace(rank=0, thread=0, peer=0 if site.kind in P2P else site.peer), []).append(site)
+    told = []
+    for same in alike.values():
+        ranks = [site.rank for site in same]
+        words = {plural(verb(site, groups), ranks) for site in same}
+        if len(words) == 1:
+            told.append((ranks, words.pop(), same[0]))
+            continue
+        preposition = "to" if same[0].kind is Kind.SEND else "from"
+        ends = [f"{site.rank} {preposition} {'any' if site.peer == NO_PEER else site.peer}" for site in same]
+        if len(ends) > _SHOWN_RANKS:
+            ends = [*ends[: _SHOWN_RANKS - 1], "…"]
+        peer = rf" {preposition} (rank \d+|whoever sends)"
+        told.append((ranks, f"{re.sub(peer, '', plural(verb(same[0], groups), ranks), count=1)}: {', '.join(ends)}", same[0]))
+    return told
 
 
 def plural(verb_phrase: str, ranks: Sequence[int]) -> str:

@@ -1,0 +1,233 @@
+"""Who waits for whom, and why that can never end: proved from what was recorded, not guessed from the time that has passed.
+
+A rank that waits needs something of others: a receive the sender, a collective every member that has not called it yet. If those have
+finished, or wait themselves for what can never come, it waits for ever. The largest set of such ranks is found by crossing out those that
+may go on; shown is its smallest part that explains itself.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from allhands.errors import first_letter_up, name_ranks
+from allhands.events import NO_PEER, P2P, WORLD, Columns, Kind, Site
+from allhands.matching import NOBODY, Matching
+from allhands.wording import count, listed, paragraph, together, waits
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A rank that waits for ever: its operation (a place in the columns), and the ranks that it needs and will not get."""
+
+    rank: int
+    operation: int
+    needs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """The smallest set of ranks that can never go on. `finished`: the ranks whose program is over.
+
+    In words: `standing` says what each waits for, on which line, and `why` it cannot come, and what to try.
+    """
+
+    stuck: tuple[Stuck, ...]
+    finished: tuple[int, ...]
+    standing: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.standing}\n\n{self.why}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that the proof speaks of: if one of them still does something, it does not hold."""
+        return tuple(sorted({rank for each in self.stuck for rank in (each.rank, *each.needs)}))
+
+
+def find_deadlock(columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int] = ()) -> Deadlock | None:
+    """The deadlock of ranks that are in the middle of a run, if there is one.
+
+    `finished`: ranks whose program is over. `silent`: ranks that wait inside C++, where the recorder does not see for what: for all
+    collectives that they have begun.
+    """
+    judge = _Judge(columns, matching, finished, silent)
+    core = judge.smallest_core()
+    return Deadlock(tuple(core), tuple(sorted(finished)), judge.standing(core), judge.why(core)) if core else None
+
+
+class _Judge:
+    def __init__(self, columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int]) -> None:
+        self.columns, self.matching, self.finished = columns, matching, set(finished)
+        self.waiting: dict[int, list[Stuck]] = {}
+        """By rank what it waits for and does not have yet. One that waits for what is on its way is not here."""
+        is_relevant = columns.is_waiting
+        if silent:
+            began = (columns.waited == 0) & (matching.meeting != NOBODY) & np.isin(columns.rank, list(silent))
+            is_relevant = is_relevant | began
+        moving = set()
+        for operation in np.flatnonzero(is_relevant).tolist():
+            rank, needs = int(columns.rank[operation]), self._needs(operation)
+            if needs:
+                self.waiting.setdefault(rank, []).append(Stuck(rank, operation, needs))
+            elif rank not in silent:
+                moving.add(rank)
+        for rank in moving:  # What one of its threads waits for is there, so it goes on.
+            self.waiting.pop(rank, None)
+        self.stuck = self._cross_out()
+
+    def _needs(self, operation: int) -> tuple[int, ...]:
+        """The ranks that have to do something before an operation can end; for a receive from whoever sends, one of them."""
+        site = self.matching.site(operation)
+        if site.kind in P2P:
+            if self.matching.partner[operation] != NOBODY:
+                return ()
+            if site.peer == NO_PEER:
+                return tuple(rank for rank in self.columns.groups[site.group] if rank != site.rank)
+            return (site.peer,)
+        meeting = int(self.matching.meeting[operation])
+        there = {int(self.columns.rank[call]) for call in self.matching.calls(meeting)}
+        return tuple(rank for rank in self.matching.members(meeting) if rank not in there)
+
+    def _cross_out(self) -> dict[int, list[Stuck]]:
+        """The largest set of waiting ranks none of which can go on: those are crossed out that might, until nobody is left to cross out."""
+        stuck = dict(self.waiting)
+        while True:
+            free = [rank for rank, operations in stuck.items() if any(not self._is_dead(each, stuck) for each in operations)]
+            if not free:
+                return stuck
+            for rank in free:
+                del stuck[rank]
+
+    def _is_dead(self, operation: Stuck, stuck: dict[int, list[Stuck]]) -> bool:
+        gone = [rank in stuck or rank in self.finished for rank in operation.needs]
+        return all(gone) if self._is_from_any(operation) else any(gone)
+
+    def _is_from_any(self, operation: Stuck) -> bool:
+        site = self.matching.site(operation.operation)
+        return site.kind is Kind.RECV and site.peer == NO_PEER
+
+    # The smallest part of it.
+
+    def smallest_core(self) -> list[Stuck]:
+        """The fewest ranks that explain themselves, the lowest of such; with those that wait for the same collective beside them."""
+        cores = [self._closure(rank) for rank in self.stuck]
+        core = min(cores, key=lambda core: (len(core), sorted(core)), default={})
+        meetings = {int(self.matching.meeting[each.operation]) for each in core.values()} - {NOBODY}
+        beside = [each for operations in self.stuck.values() for each in operations if self.matching.meeting[each.operation] in meetings]
+        together = {each.rank: each for each in beside} | core
+        return [together[rank] for rank in sorted(together)]
+
+    def _closure(self, rank: int) -> dict[int, Stuck]:
+        """A rank, those that it waits for, those that they wait for …: of several reasons a finished rank, else the lowest."""
+        core: dict[int, Stuck] = {}
+        queue = [rank]
+        while queue:
+            rank = queue.pop()
+            if rank in core:
+                continue
+            operation = self.stuck[rank][0]
+            dead = [other for other in operation.needs if other in self.finished or other in self.stuck]
+            over = [other for other in dead if other in self.finished]
+            reasons = dead if self._is_from_any(operation) else over or dead[:1]
+            core[rank] = Stuck(rank, operation.operation, tuple(reasons))
+            queue += [other for other in reasons if other not in self.finished]
+        return core
+
+    # The words.
+
+    def standing(self, core: list[Stuck]) -> str:
+        """What each rank waits for, on which line."""
+        ranks = [each.rank for each in core]
+        world = self.columns.world_size
+        begin = f"Deadlock: {name_ranks(ranks, world)} {'wait' if len(ranks) > 1 else 'waits'} for what can never come."
+        sites = [self.matching.site(each.operation) for each in core]
+        told = [paragraph(same, world, what, first) for same, what, first in together(sites, self.columns.groups, waits)]
+        return "\n\n".join([begin, *told])
+
+    def why(self, core: list[Stuck]) -> str:
+        """Why it cannot end, and what to try."""
+        return "\n".join(self._reasons(core, [self.matching.site(each.operation) for each in core]))
+
+    def _reasons(self, core: list[Stuck], sites: list[Site]) -> Iterable[str]:
+        over = sorted({rank for each in core for rank in each.needs if rank in self.finished})
+        kinds = {site.kind for site in sites}
+        tag = next((clue for each, site in zip(core, sites, strict=True) if (clue := self._other_tag(each, site))), "")
+        if over:
+            yield self._why_over(core, sites, over)
+        elif len(core) > 1 and not tag:
+            yield self._why_circle(core, kinds)
+        if tag:
+            yield tag
+        elif over and kinds & {Kind.SEND, Kind.RECV}:
+            yield "Every send needs its recv, and every recv its send: count them on both sides."
+        if Kind.NEW_GROUP in kinds:
+            yield "All ranks have to call dist.new_group for every group, in the same order, also the ranks that are not in it."
+        elif any(site.is_in_backward for site in sites):
+            yield (
+                "DDP exchanges gradients in every backward: give all ranks the same number of batches "
+                "(or use the join() context of DistributedDataParallel)."
+            )
+        elif kinds - {Kind.SEND, Kind.RECV}:
+            yield "All ranks of a group have to call a collective. Is it in an if, or in a loop that is shorter on some ranks?"
+
+    def _why_over(self, core: list[Stuck], sites: list[Site], over: list[int]) -> str:
+        """Some of those that are waited for have finished."""
+        have = f"{first_letter_up(listed(over))} {'has' if len(over) == 1 else 'have'}"
+        site = next(site for each, site in zip(core, sites, strict=True) if set(each.needs) & set(over))
+        if site.kind is Kind.NEW_GROUP:
+            return f"{have} already finished, and never called new_group for it."
+        if site.kind not in P2P:
+            number = self._number(core[sites.index(site)])
+            return f"{have} already finished, and never called it: it is collective number {number} of its group."
+        if site.peer == NO_PEER:
+            return f"{have} already finished: nobody is left who could send."
+        other = Kind.SEND if site.kind is Kind.RECV else Kind.RECV
+        done = sum(
+            1
+            for each in np.flatnonzero((self.columns.rank == site.peer) & (self.columns.kind == other)).tolist()
+            if self.matching.site(each).peer == site.rank
+        )
+        verb = "sent" if other is Kind.SEND else "received"
+        to = "to" if other is Kind.SEND else "from"
+        return f"{have} already finished. It {verb} {count(done, 'message') if done else 'nothing'} {to} rank {site.rank}."
+
+    def _number(self, each: Stuck) -> int:
+        return self.matching.number_in_group(int(self.matching.meeting[each.operation]))
+
+    def _why_circle(self, core: list[Stuck], kinds: set[Kind]) -> str:
+        chain = ", ".join(
+            f"{each.rank} {'waits ' if place == 0 else ''}for {' and '.join(map(str, each.needs))}" for place, each in enumerate(core)
+        )
+        if kinds == {Kind.RECV}:
+            return (
+                f"{chain}: everybody receives first, and nobody sends.\n"
+                "Let one of them send first, or start with irecv and wait after the send."
+            )
+        if kinds == {Kind.SEND}:
+            return (
+                f"{chain}: everybody sends first, and nobody receives. Even a small send waits for its receiver.\n"
+                "Let one of them receive first, or start with isend and wait after the receive."
+            )
+        return f"{chain}: each waits for another one to go on."
+
+    def _other_tag(self, each: Stuck, site: Site) -> str:
+        """If the peer's other end is there, and only the tag or the group is another one."""
+        if site.kind not in P2P:
+            return ""
+        other = Kind.SEND if site.kind is Kind.RECV else Kind.RECV
+        for index in self.matching.unmatched(other):
+            there = self.matching.site(index)
+            if there.rank in each.needs and there.peer == site.rank and (there.tag, there.group) != (site.tag, site.group):
+                verb = ("sends", "receives") if other is Kind.SEND else ("receives", "sends")
+                if there.tag != site.tag:
+                    ends = f"rank {there.rank} {verb[0]} with tag {there.tag}, rank {site.rank} {verb[1]} with tag {site.tag}"
+                    return f"The tags differ: {ends}."
+                groups = [f"group of {listed(self.columns.groups[end.group])}" for end in (there, site)]
+                names = [group if end.group != WORLD else "world" for group, end in zip(groups, (there, site), strict=True)]
+                ends = f"rank {there.rank} {verb[0]} on the {names[0]}, rank {site.rank} {verb[1]} on the {names[1]}"
+                return f"The groups differ: {ends}."
+        return ""

@@ -1,0 +1,130 @@
+"""The parent's lookout: while ranks run it reads what they write down, and says when some of them can never go on."""
+
+import os
+import time
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import torch
+
+from allhands import liveness
+from allhands.deadlock import Deadlock, find_deadlock
+from allhands.events import RankFile, tick_of
+from allhands.job import STACK_SIGNAL, Job
+from allhands.matching import NOBODY
+from allhands.mismatch import Mismatch
+from allhands.stacks import Stacks, main_thread, number_of_threads
+from allhands.trace import Trace
+
+LOOK_SECONDS = 0.04
+_SETTLE_SECONDS = 0.3  # for ranks that may still come to wait for the same, so that the text is the same every time
+_STACK_SECONDS = 0.3
+_SHARE_OF_TIME = 0.1  # that judging may take
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+class Lookout:
+    """Looks at the ranks of one run again and again."""
+
+    def __init__(self, job: Job, stacks: Stacks) -> None:
+        self.job = job
+        self._stacks = stacks
+        self._files: dict[int, int] = {}
+        self._ticks = [0] * job.world_size
+        self._since = [time.monotonic()] * job.world_size
+        self._judged: tuple[object, ...] = ()
+        self._next = 0.0
+        self._quiet = {r: liveness.Quiet() for r in range(job.world_size)}
+
+    def __enter__(self) -> "Lookout":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+
+    def trace(self) -> Trace:
+        """What is written down by now."""
+        ranks = range(self.job.world_size)
+        return Trace([RankFile.read(self.job.path("rows", r), self.job.path("tables", r)) for r in ranks])
+
+    def look(self, done: Collection[int], pids: dict[int, int]) -> "tuple[Trace, Deadlock | Mismatch] | None":
+        """A deadlock, or two ends that do not fit and hang, if that can be proved now. `done`: the ranks that have finished."""
+        now = time.monotonic()
+        self._read_ticks(now)
+        still = [r for r in range(self.job.world_size) if now - self._since[r] >= LOOK_SECONDS]
+        state = (tuple(done), *((r, self._ticks[r]) for r in still))
+        if now < self._next or not still or state == self._judged:
+            return None
+        found, is_final = self._judge(still, set(done), pids, now)
+        if is_final:
+            self._judged = state
+        self._next = time.monotonic() + (time.monotonic() - now) / _SHARE_OF_TIME
+        return found
+
+    def _read_ticks(self, now: float) -> None:
+        for r in range(self.job.world_size):
+            if r not in self._files:
+                try:
+                    self._files[r] = os.open(self.job.path("rows", r), os.O_RDONLY)
+                except FileNotFoundError:  # It has not begun.
+                    continue
+            tick = tick_of(self._files[r])
+            if tick != self._ticks[r]:
+                self._ticks[r], self._since[r] = tick, now
+
+    def _judge(
+        self, still: list[int], done: set[int], pids: dict[int, int], now: float
+    ) -> "tuple[tuple[Trace, Deadlock | Mismatch] | None, bool]":
+        """What is found; and whether that is all that can be found as long as nothing moves."""
+        trace = self.trace()
+        waiting = {*trace.columns.rank[trace.columns.is_waiting].tolist()}
+        maybe_silent = [r for r in still if r not in waiting and r not in done and self._has_begun_in_vain(trace, r)]
+        if not waiting and not maybe_silent:
+            return None, True
+        mismatch = trace.mismatch
+        if mismatch and any(trace.columns.is_waiting[end] for end in mismatch.ends):
+            ranks = [int(trace.columns.rank[end]) for end in mismatch.ends]
+            return ((trace, mismatch) if self._has_settled(ranks, now) else None), False
+        moving = [r for r in range(self.job.world_size) if r not in still]
+        trace.columns.is_waiting[np.isin(trace.columns.rank, moving)] = False
+        deadlock = find_deadlock(trace.columns, trace.matching, done, maybe_silent)
+        if deadlock is None:
+            return None, True
+        all_wait = not moving and len(waiting | done) == self.job.world_size
+        if not (all_wait or self._has_settled(deadlock.ranks, now)) or not self._holds(deadlock, trace, done, pids):
+            return None, False
+        return (trace, deadlock), True
+
+    def _has_settled(self, ranks: Iterable[int], now: float) -> bool:
+        return all(now - self._since[r] >= _SETTLE_SECONDS for r in ranks)
+
+    @staticmethod
+    def _has_begun_in_vain(trace: Trace, r: int) -> bool:
+        """Whether a rank has begun a collective that not all have called, and has not waited for it yet."""
+        mine = np.flatnonzero((trace.columns.rank == r) & (trace.columns.waited == 0) & (trace.matching.meeting != NOBODY))
+        meetings = {int(trace.matching.meeting[operation]) for operation in mine}
+        return any(len(trace.matching.calls(meeting)) < len(trace.matching.members(meeting)) for meeting in meetings)
+
+    def _holds(self, deadlock: Deadlock, trace: Trace, done: set[int], pids: dict[int, int]) -> bool:
+        """No rank of the proof has another thread that might still help, and nobody has moved meanwhile."""
+        if STACK_SIGNAL is not None:
+            told = self._stacks.ask(deadlock.ranks, _STACK_SECONDS)
+            if len(told) < len(deadlock.ranks):
+                return False
+            for r in deadlock.ranks:
+                mine = np.flatnonzero(trace.columns.is_waiting & (trace.columns.rank == r))
+                threads = {trace.matching.site(operation).thread for operation in mine.tolist()}
+                if number_of_threads(told[r]) > max(1, len(threads)):
+                    return False
+                if r not in done and not threads and not self._waits_in_cpp(told[r], deadlock, r, pids):
+                    return False
+        return all(tick_of(self._files[r]) == self._ticks[r] for r in deadlock.ranks if r in self._files)
+
+    def _waits_in_cpp(self, stack: str, deadlock: Deadlock, r: int, pids: dict[int, int]) -> bool:
+        """Whether a rank that has not asked to wait does so all the same, inside of torch: it sleeps there."""
+        if any(each.rank == r and set(each.needs) <= set(deadlock.finished) for each in deadlock.stuck):
+            return True  # Whatever it does: what it has begun can never end.
+        frames = main_thread(stack)
+        is_in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
+        return is_in_torch and r in pids and liveness.can_tell and self._quiet[r].seconds([pids[r]]) >= LOOK_SECONDS

@@ -3,9 +3,17 @@
 from importlib import import_module
 from typing import Any
 
-_HOME = {"draw": "pictures", "run": "launch", "Run": "watch", "RankError": "errors", "RankDeadlock": "errors", "RankTimeout": "errors"}
+_HOME = {
+    "draw": "pictures",
+    "explore": "controls",
+    "run": "launch",
+    "Run": "watch",
+    "RankError": "errors",
+    "RankDeadlock": "errors",
+    "RankTimeout": "errors",
+}
 
-__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "load_ipython_extension", "run"]
+__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "explore", "load_ipython_extension", "run"]
 
 
 def __getattr__(name: str) -> Any:

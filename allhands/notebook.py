@@ -1,19 +1,23 @@
-"""`%%ranks`: a notebook cell that runs in N processes. The only module that needs IPython."""
+"""`%%ranks`: a notebook cell that runs in N processes."""
 
 import keyword
 import re
+from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
 
 from allhands.cell import Cell, CellValue
-from allhands.errors import CellSyntaxError
+from allhands.errors import CellSyntaxError, RankDeadlock
+from allhands.job import COMPUTE
 from allhands.launch import run
+from allhands.pictures import draw
 from allhands.printed import fold
 from allhands.stack import THIS_CELL, Frame
-from allhands.watch import Run
 
 
 class RankValues:
@@ -32,9 +36,12 @@ class RanksMagic(Magics):
 
     @magic_arguments()
     @argument("world_size", nargs="?", default="4", help="Number of ranks (4 if left out). A variable goes in braces: %%%%ranks {n}.")
-    @argument("--as", dest="name", help="Keep the values of the last line in NAME.results, and what was printed in NAME.output.")
+    @argument("--as", dest="name", help="Keep the Run: NAME.results (values of the last line), NAME.output, NAME.trace.")
     @argument("--timeout", type=float, default=30.0, help="Seconds until the ranks are stopped (30; inf: never).")
     @argument("--seed", type=int, default=0, help="The ranks' random numbers are made from it (0): every run draws the same.")
+    @argument(
+        "--record", choices=["on", "off", COMPUTE], default="on", help="What NAME.trace holds: messages (on); operators too (compute)."
+    )
     @argument("--stream", action="store_true", help="Show what the ranks print line by line as it comes, not at the end in rank order.")
     @cell_magic
     def ranks(self, line: str, cell: str) -> RankValues | None:
@@ -65,11 +72,12 @@ class RanksMagic(Magics):
         except (RecursionError, MemoryError):
             raise CellSyntaxError("this cell is nested too deeply for Python to read") from None
         try:
-            job = run(body, world_size=world_size, timeout=options.timeout, seed=options.seed, stream=options.stream)
+            record = {"on": True, "off": False}.get(options.record, options.record)
+            job = run(body, world_size=world_size, timeout=options.timeout, record=record, seed=options.seed, stream=options.stream)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%ranks: {error}") from None
         if options.name is not None:
-            notebook[options.name] = Run([value and value.value for value in job.results], job.output)
+            notebook[options.name] = replace(job, results=[value and value.value for value in job.results])
         return RankValues(job.results) if any(job.results) else None
 
     def _explain(self, error: SyntaxError, cell: str) -> CellSyntaxError:
@@ -86,6 +94,13 @@ class RanksMagic(Magics):
         return CellSyntaxError("\n\n".join(parts))
 
 
+def _show_deadlock(shell: Any, kind: type, error: RankDeadlock, traceback: TracebackType, tb_offset: int | None = None) -> None:
+    """A deadlock is drawn before it is told."""
+    display(draw(error))
+    shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
+
+
 def register(shell: Any) -> None:
-    """Give `%%ranks` to a notebook."""
+    """Give `%%ranks` to a notebook, and pictures to its deadlocks."""
     shell.register_magics(RanksMagic)
+    shell.set_custom_exc((RankDeadlock,), _show_deadlock)

@@ -3,15 +3,34 @@
 import os
 import re
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from allhands.job import Job
 from allhands.printed import LiveText, fold
 
 MAX_OUTPUT_BYTES = 1 << 28
 
+_this_thread = threading.local()
+
+
+@contextmanager
+def into(sink: list[str]) -> Iterator[None]:
+    """What ranks of this thread's runs print goes into a list, and not to the reader."""
+    _this_thread.sink = sink
+    try:
+        yield
+    finally:
+        _this_thread.sink = None
+
 
 def write(text: str) -> None:
     """Show text; a terminal that lacks some of its characters gets them spelt out, and where there is no terminal there is nothing."""
+    sink = getattr(_this_thread, "sink", None)
+    if sink is not None:
+        sink.append(text)
+        return
     if sys.stdout is None or not text:
         return
     try:

@@ -3,6 +3,7 @@
 Nothing is drawn from a clock: positions come from the replay, in which each message takes one round.
 """
 
+from importlib import import_module
 from typing import Any
 
 from allhands.condensed import Condensed
@@ -14,15 +15,18 @@ _LARGEST = {"ranks": 16, "operations": 1000, "rounds": 80}  # of a picture that 
 
 
 def draw(what: Any) -> Picture:
-    """The space-time picture of a run: of what `run` gave, of its `trace`, or of a `RankError`, as far as it came.
+    """The space-time picture of a run: of what `run` gave, of its `trace`, or of a `RankError`, as far as it came. Or a matplotlib figure.
 
     Time goes to the right in rounds: in one round a rank sends one message at most and receives one at most. Rest the mouse on anything
     to read what it is, and its line of code. More than 16 ranks, 80 rounds or some hundred messages are shown condensed.
     Raises TypeError for what has no trace, ValueError for a run that was not recorded.
     """
+    if type(what).__module__ == "matplotlib.figure":  # Asked like this, matplotlib is imported by those only who have a chart.
+        charts = import_module("allhands.charts")
+        return Picture(charts.to_svg(what), f"[chart: {charts.title_of(what)}]")
     trace = what if isinstance(what, Trace) else getattr(what, "recorded", NotImplemented)
     if trace is NotImplemented:
-        raise TypeError(f"draw needs what run() gave, a trace, or a RankError, but got {type(what).__name__}")
+        raise TypeError(f"draw needs what run() gave, a trace, a RankError, or a figure, but got {type(what).__name__}")
     if trace is None:
         raise ValueError("this run was not recorded: leave record=False out")
     size = {"ranks": trace.world_size, "operations": len(trace), "rounds": trace.timeline.rounds}

@@ -21,7 +21,7 @@ FLOORS = [
     *("printed", "stack", "errors", "events", "matching", "replay", "ledger", "wording", "mismatch", "deadlock", "trace", "afterwards"),
     *("payload", "liveness", "job", "cell", "report", "pen", "recording_group", "recorder", "compute", "rank", "server"),
     *("forkserver", "spawn", "interrupt", "stacks", "lookout", "output", "watch", "launch"),
-    *("palette", "svg", "lanes", "spacetime", "condensed", "pictures", "notebook"),
+    *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls", "notebook"),
 ]
 
 
@@ -71,6 +71,7 @@ def test_conda_and_pip_ask_for_the_same():
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     pip = dict(re.fullmatch(r"([a-z-]+)(.*)", requirement).groups() for requirement in wanted)
     pip["pytorch-cpu"] = pip.pop("torch")
+    pip["matplotlib-base"] = pip.pop("matplotlib")  # without a window toolkit
     pip["python"] = project["requires-python"]
     assert conda_requirements((ROOT / "environment.yml").read_text()) == pip
 

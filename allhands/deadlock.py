@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from allhands.errors import first_letter_up, name_ranks
-from allhands.events import NO_PEER, P2P, WORLD, Columns, Kind, Site
+from allhands.events import NO_PEER, P2P, Columns, Kind, Site
 from allhands.matching import NOBODY, Matching
-from allhands.wording import count, listed, paragraph, together, waits
+from allhands.wording import count, group_name, listed, paragraph, together, waits
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Judge:
 
     def why(self, core: list[Stuck]) -> str:
         """Why it cannot end, and what to try."""
-        return "\n".join(self._reasons(core, [self.matching.site(each.operation) for each in core]))
+        return "\n".join(filter(None, self._reasons(core, [self.matching.site(each.operation) for each in core])))
 
     def _reasons(self, core: list[Stuck], sites: list[Site]) -> Iterable[str]:
         over = sorted({rank for each in core for rank in each.needs if rank in self.finished})
@@ -166,11 +166,13 @@ class _Judge:
             yield "Every send needs its recv, and every recv its send: count them on both sides."
         if Kind.NEW_GROUP in kinds:
             yield "All ranks have to call dist.new_group for every group, in the same order, also the ranks that are not in it."
-        elif any(site.is_in_backward for site in sites):
+        elif over and any(site.is_in_backward for site in sites):
             yield (
                 "DDP exchanges gradients in every backward: give all ranks the same number of batches "
                 "(or use the join() context of DistributedDataParallel)."
             )
+        elif not over and len(core) > 1 and not tag:
+            yield "" if kinds in ({Kind.SEND}, {Kind.RECV}) else "What one rank does first, another does later: put them into one order."
         elif kinds - {Kind.SEND, Kind.RECV}:
             yield "All ranks of a group have to call a collective. Is it in an if, or in a loop that is shorter on some ranks?"
 
@@ -226,8 +228,7 @@ class _Judge:
                 if there.tag != site.tag:
                     ends = f"rank {there.rank} {verb[0]} with tag {there.tag}, rank {site.rank} {verb[1]} with tag {site.tag}"
                     return f"The tags differ: {ends}."
-                groups = [f"group of {listed(self.columns.groups[end.group])}" for end in (there, site)]
-                names = [group if end.group != WORLD else "world" for group, end in zip(groups, (there, site), strict=True)]
-                ends = f"rank {there.rank} {verb[0]} on the {names[0]}, rank {site.rank} {verb[1]} on the {names[1]}"
+                names = [group_name(end.group, self.columns.groups) for end in (there, site)]
+                ends = f"rank {there.rank} {verb[0]} on {names[0]}, rank {site.rank} {verb[1]} on {names[1]}"
                 return f"The groups differ: {ends}."
         return ""

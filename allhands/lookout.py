@@ -92,7 +92,8 @@ class Lookout:
         if deadlock is None:
             return None, True
         all_wait = not moving and len(waiting | done) == self.job.world_size
-        if not (all_wait or self._has_settled(deadlock.ranks, now)) or not self._holds(deadlock, trace, done, pids):
+        asleep = {r for r in maybe_silent if r in pids and liveness.can_tell and self._quiet[r].seconds([pids[r]]) >= LOOK_SECONDS}
+        if not (all_wait or self._has_settled(deadlock.ranks, now)) or not self._holds(deadlock, trace, done, asleep):
             return None, False
         return (trace, deadlock), True
 
@@ -106,25 +107,32 @@ class Lookout:
         meetings = {int(trace.matching.meeting[operation]) for operation in mine}
         return any(len(trace.matching.calls(meeting)) < len(trace.matching.members(meeting)) for meeting in meetings)
 
-    def _holds(self, deadlock: Deadlock, trace: Trace, done: set[int], pids: dict[int, int]) -> bool:
-        """No rank of the proof has another thread that might still help, and nobody has moved meanwhile."""
+    def _holds(self, deadlock: Deadlock, trace: Trace, done: set[int], asleep: set[int]) -> bool:
+        """No rank of the proof has another thread that might still help, and nobody has moved meanwhile.
+
+        `asleep`: those that do nothing, of the ranks that have not asked to wait. They have to wait inside of torch, unless what they
+        have begun can never end, whatever they do.
+        """
+        threads_of = {r: {trace.matching.site(place).thread for place in self._waits_of(trace, r)} for r in deadlock.ranks}
+        needs_finished = {each.rank for each in deadlock.stuck if set(each.needs) <= done}
+        silent = {r for r in deadlock.ranks if r not in done and not threads_of[r] and r not in needs_finished}
+        if not silent <= asleep:
+            return False
         if STACK_SIGNAL is not None:
             told = self._stacks.ask(deadlock.ranks, _STACK_SECONDS)
             if len(told) < len(deadlock.ranks):
                 return False
-            for r in deadlock.ranks:
-                mine = np.flatnonzero(trace.columns.is_waiting & (trace.columns.rank == r))
-                threads = {trace.matching.site(operation).thread for operation in mine.tolist()}
-                if number_of_threads(told[r]) > max(1, len(threads)):
-                    return False
-                if r not in done and not threads and not self._waits_in_cpp(told[r], deadlock, r, pids):
-                    return False
+            if any(number_of_threads(told[r]) > max(1, len(threads_of[r])) for r in deadlock.ranks):
+                return False
+            if not all(_is_in_torch(told[r]) for r in silent):
+                return False
         return all(tick_of(self._files[r]) == self._ticks[r] for r in deadlock.ranks if r in self._files)
 
-    def _waits_in_cpp(self, stack: str, deadlock: Deadlock, r: int, pids: dict[int, int]) -> bool:
-        """Whether a rank that has not asked to wait does so all the same, inside of torch: it sleeps there."""
-        if any(each.rank == r and set(each.needs) <= set(deadlock.finished) for each in deadlock.stuck):
-            return True  # Whatever it does: what it has begun can never end.
-        frames = main_thread(stack)
-        is_in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
-        return is_in_torch and r in pids and liveness.can_tell and self._quiet[r].seconds([pids[r]]) >= LOOK_SECONDS
+    @staticmethod
+    def _waits_of(trace: Trace, r: int) -> list[int]:
+        return np.flatnonzero(trace.columns.is_waiting & (trace.columns.rank == r)).tolist()
+
+
+def _is_in_torch(stack: str) -> bool:
+    frames = main_thread(stack)
+    return bool(frames) and frames[-1].filename.startswith(_TORCH)

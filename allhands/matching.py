@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from allhands.events import NO_PEER, P2P, Columns, Kind, Site
+from allhands.events import NO_PEER, P2P, WORLD, Columns, Kind, Site
 
 NOBODY = -1
 Channel = tuple[int, int, int, int]
@@ -100,8 +100,9 @@ class Matching:
         return int(np.searchsorted(self._first_meeting, meeting, side="right")) - 1
 
     def number_in_group(self, meeting: int) -> int:
-        """Which one of its group a collective is: 1 is the first."""
-        return meeting - int(self._first_meeting[self.group_of(meeting)]) + 1
+        """Which one of its group a collective is: 1 is the first. That a group is made is not one of its collectives."""
+        group = self.group_of(meeting)
+        return meeting - int(self._first_meeting[group]) + (group == WORLD)
 
     def kinds_of_meetings(self) -> list[list[int]]:
         """One meeting for each set of sites that met, the first of them: what holds for it holds for the others."""

@@ -46,7 +46,21 @@ def call(site: Site) -> str:
 
 def on_group(site: Site, groups: Sequence[Sequence[int]]) -> str:
     """` on the group of ranks 0 and 1`; nothing for the world."""
-    return "" if site.group == WORLD else f" on the group of {listed(groups[site.group])}"
+    return "" if site.group == WORLD else f" on {group_name(site.group, groups)}"
+
+
+def group_name(group: int, groups: Sequence[Sequence[int]]) -> str:
+    """`the world`, `the group of ranks 0 and 1`, `the second group of ranks 0 and 1`."""
+    if group == WORLD:
+        return "the world"
+    same = [number for number, ranks in enumerate(groups) if number != WORLD and ranks == groups[group]]
+    which = f"{_ordinal(same.index(group) + 1)} " if len(same) > 1 else ""
+    return f"the {which}group of {listed(groups[group])}"
+
+
+def _ordinal(number: int) -> str:
+    """`first`, `second`, `third`, and then `4th`."""
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def listed(ranks: Iterable[int]) -> str:
@@ -70,7 +84,7 @@ def does(site: Site, groups: Sequence[Sequence[int]]) -> str:
         source = "whoever sends" if site.peer == NO_PEER else f"rank {site.peer}"
         return f"receives {load(site)} from {source}{_tag(site)}{on_group(site, groups)}"
     if site.kind is Kind.NEW_GROUP:
-        return f"makes the group of {listed(groups[site.group])}"
+        return f"makes {group_name(site.group, groups)}"
     of = f" with {load(site)}" if site.shapes else ""
     return f"calls {call(site)}{of}{on_group(site, groups)}{' in backward' if site.is_in_backward else ''}"
 

@@ -30,6 +30,8 @@ def _in_pieces(tensor: torch.Tensor, pieces: list[int] | int) -> list[tuple[int,
     return [(length * row,) for length in pieces]
 
 
+_SEND, _RECV = int(Kind.SEND), int(Kind.RECV)  # Plain numbers are found sooner.
+
 members_of_next: list[int] = []
 """The ranks of the group that is being made; none, if it is the world."""
 
@@ -48,8 +50,6 @@ class RecordingGroup(dist.ProcessGroup):
         else:
             with _Waiting(self, Kind.NEW_GROUP, "new_group"):  # The other members have to come.
                 self.inner = inner_class(store, rank, size, *args, **kwargs)
-
-    # What PyTorch's Python side asks of a backend.
 
     @property
     def options(self) -> Any:
@@ -89,11 +89,11 @@ class RecordingGroup(dist.ProcessGroup):
 
     # Messages.
 
-    def _message_site(self, key: tuple[Any, ...], frame: FrameType | None, name: str = "", is_from_any: bool = False) -> int:
+    def _message_site(self, key: tuple[Any, ...], frame: FrameType | None, is_from_any: bool = False) -> int:
         """A new site, spelt out from its key."""
         kind, group, peer, tag, shape, dtype, thread, *_ = key
         num_bytes = shape.numel() * dtype.itemsize
-        is_send = kind is Kind.SEND
+        is_send = kind == _SEND
         return pen.current.site(
             key,
             frame,
@@ -104,23 +104,23 @@ class RecordingGroup(dist.ProcessGroup):
             bytes_out=num_bytes if is_send else 0,
             bytes_in=0 if is_send else num_bytes,
             reduce_op="",
-            name=name or kind.label,
+            name=Kind(kind).label,
         )
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Message:
         """Hand on a send. It is written down while the data already goes."""
         work = self.inner.send(tensors, peer, tag)
         tensor = tensors[0]
-        key = with_stack([Kind.SEND, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
-        site = pen.current.sites.get(key) or self._message_site(key, frame_of_caller(2))
-        return Message(work, pen.current.row(site))
+        key = with_stack([_SEND, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
+        current = pen.current
+        return Message(work, current.row(current.sites.get(key) or self._message_site(key, frame_of_caller(2))))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Message:
         """Hand on a receive. It is written down first: what comes may end this process, if it is too large."""
         tensor = tensors[0]
-        key = with_stack([Kind.RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
-        site = pen.current.sites.get(key) or self._message_site(key, frame_of_caller(2))
-        row = pen.current.row(site)
+        key = with_stack([_RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
+        current = pen.current
+        row = current.row(current.sites.get(key) or self._message_site(key, frame_of_caller(2)))
         return Message(self.inner.recv(tensors, peer, tag), row)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Message:
@@ -128,7 +128,7 @@ class RecordingGroup(dist.ProcessGroup):
         tensor, frame = tensors[0], frame_of_caller(2)
 
         def site(peer: int) -> int:
-            known = [Kind.RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident(), "any"]
+            known = [_RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident(), "any"]
             key = with_stack(known, frame)
             return pen.current.sites.get(key) or self._message_site(key, frame, is_from_any=True)
 

@@ -166,10 +166,15 @@ class Message:
         self._view, self._place = row
 
     def wait(self, *timeout: Any, **named: Any) -> Any:
-        """Wait until the message has been handed over."""
+        """Wait until the message has been handed over. Once: gloo would hang at the second time."""
+        if self._view[self._place + WAITED]:
+            raise RuntimeError(
+                "this message has been waited for already, and gloo would wait for ever: call wait() once for each isend or irecv"
+            )
+        return self._wait(*timeout, **named)
+
+    def _wait(self, *timeout: Any, **named: Any) -> Any:
         view, place, head = self._view, self._place, current.head
-        if view[place + WAITED]:  # Only the first wait counts.
-            return self._work.wait(*timeout, **named)
         view[place + WAITED] = head[0] = next(ticks)
         try:
             return self._work.wait(*timeout, **named)
@@ -218,9 +223,15 @@ class CollectiveWork(dist._Work):
         self._work = work
         self._view, self._place = row
 
-    wait = Message.wait
+    _wait = Message._wait
     _note_over = Message._note_over
     is_completed = Message.is_completed
+
+    def wait(self, *timeout: Any, **named: Any) -> bool:
+        """Wait until it is done. Only the first wait counts."""
+        if self._view[self._place + WAITED]:
+            return self._work.wait(*timeout, **named)
+        return self._wait(*timeout, **named)
 
     def get_future(self) -> Any:
         """A future of it, which DDP waits for."""

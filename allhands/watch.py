@@ -132,7 +132,8 @@ class Watch:
         if found is not None:
             trace, why = found
             if isinstance(why, Deadlock):
-                error: RankError = RankDeadlock(why.text)
+                before = f"{trace.mismatch.text}\n\nAnd then: " if trace.mismatch else ""
+                error: RankError = RankDeadlock(before + why.text)
                 error.deadlock = why
             else:
                 error = RankError(why.text)

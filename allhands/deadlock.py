@@ -116,9 +116,13 @@ class _Judge:
         """The fewest ranks that explain themselves, the lowest of such; with those that wait for the same collective beside them."""
         cores = [self._closure(rank) for rank in self.stuck]
         core = min(cores, key=lambda core: (len(core), sorted(core)), default={})
-        meetings = {int(self.matching.meeting[each.operation]) for each in core.values()} - {NOBODY}
-        beside = [each for operations in self.stuck.values() for each in operations if self.matching.meeting[each.operation] in meetings]
-        together = {each.rank: each for each in beside} | core
+        needs = {int(self.matching.meeting[each.operation]): each.needs for each in core.values()}
+        beside = {}
+        for each in (each for operations in self.stuck.values() for each in operations):
+            meeting = int(self.matching.meeting[each.operation])
+            if meeting != NOBODY and meeting in needs:  # It waits for the same ranks.
+                beside[each.rank] = Stuck(each.rank, each.operation, needs[meeting])
+        together = beside | core
         return [together[rank] for rank in sorted(together)]
 
     def _closure(self, rank: int) -> dict[int, Stuck]:

@@ -37,9 +37,8 @@ class Condensed(Lanes):
             parts += _cells(moving, y - height * 0.4, width, height * 0.8, palette.of_rank(rank), f"rank {rank} sends or receives")
         for place in range(0, number, max(1, math.ceil(60 / width))):
             parts.append(svg.text(GUTTER + place * width, 38, f"{place * each + 1:,}", 11, opacity=0.6))
-        note = (
-            f" (condensed: a column is {count(each, 'round')}; the stronger its colour, the more a rank sends or receives; grey: it waits)"
-        )
+        legend = "The stronger its colour, the more a rank sends or receives; grey: it waits."
+        note = f"Condensed: a column is {count(each, 'round')}. {legend}"
         return self.finished(parts, GUTTER + DRAWN_WIDTH + 20, TOP + ranks * height + BOTTOM, note)
 
 

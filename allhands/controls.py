@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from ipywidgets import HTML, ValueWidget, VBox, interactive
 
-from allhands.errors import RankError, RunInterrupted
+from allhands.errors import RankError, RunInterrupted, without_traceback
 from allhands.interrupt import StopButton
 from allhands.output import into
 from allhands.pictures import draw
@@ -147,14 +147,16 @@ def explore(fn: Callable[..., Any], **controls: Any) -> Explorer:
     Raises TypeError for what is no function or no control.
     """
     if not callable(fn):
-        raise TypeError(f"explore needs a function, but got {type(fn).__name__}: write explore(fn, world_size=(1, 8))")
+        raise without_traceback(TypeError(f"explore needs a function, but got {type(fn).__name__}: write explore(fn, world_size=(1, 8))"))
     if not controls:
-        raise TypeError("explore needs something to move: write explore(fn, world_size=(1, 8))")
+        raise without_traceback(TypeError("explore needs something to move: write explore(fn, world_size=(1, 8))"))
     widgets = {}
     for name, abbreviation in controls.items():
         widget = interactive.widget_from_abbrev(abbreviation, abbreviation)
         if not isinstance(widget, ValueWidget):
-            raise TypeError(f"{name}={abbreviation!r} is no control: give a range as (1, 8), a list, True or False, a text, or a widget")
+            raise without_traceback(
+                TypeError(f"{name}={abbreviation!r} is no control: give a range as (1, 8), a list, True or False, a text, or a widget")
+            )
         if not widget.description:
             widget.description = name
         widgets[name] = widget

@@ -48,6 +48,13 @@ class CellSyntaxError(Exception):
     _render_traceback_ = RankError._render_traceback_
 
 
+def without_traceback(error: Exception) -> Exception:
+    """The same error, of which IPython shows the text alone: it is about what the reader wrote, not about our calls."""
+    told = f"{type(error).__name__}: {error}"
+    error._render_traceback_ = lambda: [told]
+    return error
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a rank gave no result, worded to follow "rank 1 of 4 ": "raised ValueError: bad luck".

@@ -14,6 +14,7 @@ import cloudpickle
 
 from allhands import forkserver, payload, rank, spawn
 from allhands.cell import Cell
+from allhands.errors import without_traceback
 from allhands.interrupt import Interrupts
 from allhands.job import COMPUTE, Job
 from allhands.watch import Run, Watch
@@ -80,8 +81,7 @@ def _prepare(fn: Any, args: tuple[Any, ...], world_size: Any, timeout: Any, seed
         _check_call(fn, args)
         return _pack(fn, args, partial(Job, number, seed=seed, timeout=seconds, record=record))
     except (TypeError, ValueError, RuntimeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        error._render_traceback_ = lambda: [told]  # IPython then shows no calls of ours.
+        without_traceback(error)
         raise
 
 

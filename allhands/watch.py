@@ -11,7 +11,17 @@ from typing import Any
 from allhands import forkserver, liveness, payload, rank, spawn
 from allhands.afterwards import finding, warnings_of
 from allhands.deadlock import Deadlock, find_deadlock
-from allhands.errors import Failure, RankDeadlock, RankError, RankTimeout, RunInterrupted, root_cause, standing, standings
+from allhands.errors import (
+    Failure,
+    RankDeadlock,
+    RankError,
+    RankTimeout,
+    RunInterrupted,
+    root_cause,
+    standing,
+    standings,
+    without_traceback,
+)
 from allhands.interrupt import Interrupts
 from allhands.job import RECORD, Job, News
 from allhands.lookout import LOOK_SECONDS, Lookout
@@ -46,7 +56,7 @@ class Run:
     def trace(self) -> Trace:
         """Every operation of every rank. Raises ValueError if the run was not recorded."""
         if self.recorded is None:
-            raise ValueError("this run was not recorded: leave record=False out")
+            raise without_traceback(ValueError("this run was not recorded: leave record=False out"))
         return self.recorded
 
     @property

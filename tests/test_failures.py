@@ -341,7 +341,7 @@ def test_sizes_that_make_gloo_abort():
         else:
             dist.recv(torch.ones(2), 0)
 
-    text = text_of(unequal, world_size=2)
+    text = text_of(unequal, world_size=2, record=False)  # The recorder would say better: test_mismatches.py.
     assert text[0] == "Rank 1 of 2 died of an abort in a C++ library (SIGABRT)"
     assert text[3] == "      dist.recv(torch.ones(2), 0)"
     assert text[5].endswith("Did two ranks disagree about the size of a message?")
@@ -370,7 +370,8 @@ def test_what_was_printed_before_the_failure_is_shown_and_kept(capsys):
 
 
 def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("allhands.watch._MAX_OUTPUT_BYTES", 100_000)
+    monkeypatch.setattr("allhands.watch.MAX_OUTPUT_BYTES", 100_000)
+    monkeypatch.setattr("allhands.output.MAX_OUTPUT_BYTES", 100_000)
 
     def chatter():
         while dist.get_rank() == 1:

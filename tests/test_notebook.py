@@ -214,9 +214,33 @@ def test_a_printed_traceback_is_the_same_every_time(notebook):
 
 
 def test_a_time_out(notebook):
-    reply = notebook.cell("%%ranks 2 --timeout 0.5\nx = torch.zeros(1)\ndist.recv(x, src=1 - rank)")
+    reply = notebook.cell("%%ranks 2 --timeout 0.5\nimport time\ntime.sleep(9)")
     assert reply.error_name == "RankTimeout"
-    assert "Both ranks:\n  This cell, line 3\n      dist.recv(x, src=1 - rank)\n" in reply.error
+    assert "Both ranks:\n  This cell, line 3\n      time.sleep(9)\n" in reply.error
+
+
+def test_a_deadlock_is_drawn_and_told(notebook):
+    reply = notebook.cell("%%ranks 2\nx = torch.zeros(1)\ndist.recv(x, src=1 - rank)")
+    assert reply.error_name == "RankDeadlock"
+    assert reply.error.startswith("RankDeadlock: Deadlock: both ranks wait for what can never come.\n")
+    assert "Both ranks wait to receive float32[1] (4 bytes): 0 from 1, 1 from 0:\n  This cell, line 3\n      dist.recv" in reply.error
+    assert reply.shown == "[picture: 2 ranks: 0 messages in 0 rounds; deadlock]"
+    called = notebook.cell("def hang():\n    dist.recv(torch.zeros(1), 1 - dist.get_rank())\nrun(hang, world_size=2)")
+    assert called.shown == reply.shown and called.error.startswith("RankDeadlock: Deadlock: both ranks wait")
+    assert "  This cell, line 2, in hang\n" in called.error
+    assert notebook.cell("1 + 1").shown == "2"
+
+
+def test_a_cells_record(notebook):
+    assert not notebook.cell("%%ranks 2 --as job\ndist.all_reduce(torch.ones(2))\nrank").error
+    shown = notebook.cell("from allhands import draw\nprint(job.trace.ledger())\ndraw(job)")
+    assert "each of 0-1            1          8         8       1" in shown.printed
+    assert shown.shown == "[picture: 2 ranks: 1 collective in 1 round]"
+    assert not notebook.cell("%%ranks 2 --as job --record compute\ntorch.ones(2, 3) @ torch.ones(3, 4)").error
+    assert notebook.cell("job.trace.ledger().total.flops").shown == str(2 * 2 * 2 * 3 * 4)
+    notebook.cell("%%ranks 2 --as job --record off\nrank")
+    assert "this run was not recorded" in notebook.cell("job.trace").error
+    assert "argument --record: invalid choice: 'all'" in notebook.cell("%%ranks 2 --record all\nrank").printed
 
 
 def test_a_syntax_error(notebook):

@@ -41,14 +41,9 @@ class Lanes:
 
     def summary(self) -> str:
         """`4 ranks, 24 messages in 6 rounds, 96 bytes sent`."""
-        kind = self.columns.kind
-        sends = kind == Kind.SEND
-        meetings = len(
-            {
-                int(meeting)
-                for meeting in self.matching.meeting[(self.matching.meeting != NOBODY) & (kind != Kind.NEW_GROUP)]
-            }
-        )  # fmt: skip
+        kind, took_place = self.columns.kind, ~np.isnan(self.timeline.began)
+        sends = took_place & (kind == Kind.SEND)
+        meetings = len({*self.matching.meeting[took_place & (self.matching.meeting != NOBODY) & (kind != Kind.NEW_GROUP)].tolist()})
         parts = [count(int(sends.sum()), "message")] if sends.any() or not meetings else []
         parts += [count(meetings, "collective")] if meetings else []
         told = f"{count(self.trace.world_size, 'rank')}: {' and '.join(parts)} in {count(self.timeline.rounds, 'round')}"

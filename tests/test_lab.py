@@ -41,7 +41,7 @@ def lab(tmp_path_factory):
     shutil.copytree(ROOT / "notebooks", folder / "course" / "notebooks")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "PYTEST"))}
     environment |= {"HOME": str(folder / "home"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}
-    arguments = f"--no-browser --port {free_port()} --ServerApp.root_dir={folder / 'course'}"
+    arguments = f"--no-browser --port {free_port()} --ServerApp.root_dir={folder / 'course'} --LabApp.expose_app_in_browser=True"
     with open(folder / "log", "w") as log:
         make = subprocess.Popen(
             ["make", "lab", f"ARGS={arguments}"],
@@ -71,7 +71,7 @@ def page(lab):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         # So tall that all cells are there: JupyterLab leaves out what cannot be seen.
-        page = browser.new_page(viewport={"width": 1200, "height": 4000})
+        page = browser.new_page(viewport={"width": 1200, "height": 7000})
         page.set_default_timeout(30_000)
         page.goto(f"{lab['url']}?token={lab['token']}")
         yield page
@@ -104,13 +104,61 @@ def test_the_server_listens_on_loopback_only(lab):
     assert listening and set(listening) <= {"127.0.0.1", "::1"}
 
 
+def pictures(page):
+    """The titles of the pictures on the page, and how wide each is."""
+    return page.locator(".jp-OutputArea-output svg[role=img]").evaluate_all(
+        "all => all.map(svg => [svg.querySelector('title').textContent, svg.getBoundingClientRect().width])"
+    )
+
+
+def ink(page):
+    """The colours of the text in the pictures, and of the page below them."""
+    return page.evaluate(
+        "() => [getComputedStyle(document.querySelector('.jp-OutputArea-output svg[role=img] text')).fill,"
+        " getComputedStyle(document.querySelector('.jp-Notebook')).backgroundColor].map(c => c.match(/\\d+/g).slice(0, 3).map(Number))"
+    )
+
+
+def contrast(page):
+    """How far text and paper are apart: 0 to 255."""
+    text, paper = (sum(colour) / 3 for colour in ink(page))
+    return abs(text - paper)
+
+
+STORED = [
+    "Space-time picture: 3 ranks: 0 messages in 0 rounds; deadlock",
+    "Space-time picture: 4 ranks: 12 messages in 3 rounds",
+    "Space-time picture: 5 ranks: 20 messages in 4 rounds",
+]
+
+
 def test_the_start_page_opens_with_its_outputs(page):
+    """Nothing has been run: what is seen is what is stored."""
     page.get_by_role("heading", name="Start here").wait_for()
     cells = nbformat.read(ROOT / "notebooks" / "start_here.ipynb", as_version=4).cells
     stored = sum(len(cell.get("outputs", [])) for cell in cells)
     assert wait_until(lambda: len(outputs(page)) == stored)
     assert "[0-3] tensor([6., 6.])" in outputs(page)
     assert any(text.startswith("RankError: Rank 2 of 4 raised ZeroDivisionError") for text in outputs(page))
+    assert any(text.startswith("RankDeadlock: Deadlock: all 3 ranks wait") for text in outputs(page))
+    assert [title for title, _ in pictures(page)] == STORED and all(width > 200 for _, width in pictures(page))
+    assert "model not found" not in page.content()
+
+
+def test_pictures_are_readable_on_light_and_on_dark(page):
+    assert contrast(page) > 120
+    (ROOT / "build").mkdir(exist_ok=True)
+    page.screenshot(path=ROOT / "build" / "start_here_light.png")
+    use_theme(page, "JupyterLab Dark")
+    page.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
+    assert contrast(page) > 120
+    page.screenshot(path=ROOT / "build" / "start_here_dark.png")
+    use_theme(page, "JupyterLab Light")
+    page.wait_for_function("document.body.dataset.jpThemeLight === 'true'")
+
+
+def use_theme(page, name):
+    page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", name)
 
 
 def test_the_start_page_runs(page):
@@ -120,7 +168,25 @@ def test_the_start_page_runs(page):
     assert outputs(page) == []
     menu(page, "Run", "Run All Cells")
     assert wait_until(lambda: len(outputs(page)) == len(before), 60)
-    assert outputs(page) == before
+    assert wait_until(lambda: [title for title, _ in pictures(page)] == STORED)
+    assert outputs(page)[:-1] == before[:-1]  # The last has now a slider above it.
+
+
+def test_the_slider_redraws(page):
+    slider = page.locator(".jp-OutputArea-output .widget-slider .noUi-handle")
+    slider.wait_for()
+    slider.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert wait_until(lambda: pictures(page)[-1][0] == "Space-time picture: 8 ranks: 56 messages in 7 rounds")
+    assert "each of 0-7" in outputs(page)[-1]
+    for _ in range(6):
+        page.keyboard.press("ArrowLeft")
+    assert wait_until(lambda: pictures(page)[-1][0] == "Space-time picture: 2 ranks: 2 messages in 1 round")
+    assert "each of 0-1" in outputs(page)[-1]
+    page.keyboard.press("ArrowRight")
+    assert wait_until(lambda: "each of 0-2" in outputs(page)[-1])
+    page.screenshot(path=ROOT / "build" / "start_here_slider.png")
 
 
 def test_the_stop_button(page):
@@ -133,3 +199,11 @@ def test_the_stop_button(page):
     assert "time.sleep(60)" in outputs(page)[-1]
     run_new_cell(page, "%%ranks 2\nrank + 40")
     assert wait_until(lambda: outputs(page)[-1] == "[0] 40\n[1] 41")
+
+
+def test_a_deadlock_of_ones_own(page):
+    run_new_cell(page, "%%ranks 2\ndist.send(torch.ones(1), 1 - rank)")
+    assert wait_until(lambda: outputs(page)[-1].startswith("RankDeadlock: Deadlock: both ranks wait for what can never come."))
+    assert pictures(page)[-1][0] == "Space-time picture: 2 ranks: 0 messages in 0 rounds; deadlock"
+    run_new_cell(page, "%%ranks 2\nrank + 50")
+    assert wait_until(lambda: outputs(page)[-1] == "[0] 50\n[1] 51")

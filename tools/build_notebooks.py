@@ -54,6 +54,8 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = count
+            # A stored view has no widget behind it: JupyterLab would show an error instead of the figure beside it.
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def _merged(outputs: list[NotebookNode]) -> list[NotebookNode]:

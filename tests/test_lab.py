@@ -159,6 +159,7 @@ def test_pictures_are_readable_on_light_and_on_dark(page):
 
 def use_theme(page, name):
     page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", name)
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
 def test_the_start_page_runs(page):

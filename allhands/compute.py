@@ -20,6 +20,13 @@ _NOT_COMPUTED = ("c10d", "_c10d_functional")
 _ONLY_RESERVE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
+_aten = torch.ops.aten
+_FORMULAS = {  # of attention on CPUs, which flop_counter leaves out
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[_aten._scaled_dot_product_flash_attention_backward],
+}
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
@@ -32,10 +39,13 @@ class Counting(TorchDispatchMode):
     """While it is on, each operator is written down: bytes read (`bytes_in`), bytes written (`bytes_out`), and FLOPs.
 
     FLOPs are those of matrix products, convolutions and attention, by the formulas of `torch.utils.flop_counter` (a multiply-add
-    is two); other operators have none there, and are bound by their bytes. Views and reservations move nothing and are left out.
+    is two); other operators have none there, and are bound by their bytes. Views and reservations move nothing and are left out, and
+    so is what other threads of the rank compute.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each.__module__.startswith("torch.distributed.tensor") for each in types):
+            return NotImplemented  # A DTensor: the operators on this rank's own part come next.
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
@@ -44,12 +54,12 @@ class Counting(TorchDispatchMode):
         read, written = _tensors((args, kwargs)), _tensors(result)
         if not written:  # It asks a question, and moves nothing.
             return result
-        formula = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS.get(func.overloadpacket) or flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=result)) if formula else 0
         frame = frame_of_caller(1)
         shapes = [tuple(tensor.shape) for tensor in read], [tuple(tensor.shape) for tensor in written]
         dtype = str(written[0].dtype).removeprefix("torch.")
-        known = [Kind.COMPUTE, name, dtype, tuple(shapes[0]), tuple(shapes[1]), flops, get_ident()]
+        known = [int(Kind.COMPUTE), name, dtype, tuple(shapes[0]), tuple(shapes[1]), flops, get_ident()]
         key = with_stack(known, frame)
         site = pen.current.sites.get(key) or pen.current.site(
             key,

@@ -20,6 +20,9 @@ from allhands.stack import Frame
 ROW = np.dtype([("site", "u4"), ("issued", "u4"), ("waited", "u4"), ("over", "u4")])
 """One operation in a rank's file. Its place 0 is not an operation: it holds the counter, so that one look tells whether something moved."""
 
+HAS_LIMIT = 1 << 31
+"""In `waited`: this wait may end by itself, after a time of its own."""
+
 WORLD = 0
 """The number of the group of all ranks."""
 
@@ -76,6 +79,7 @@ class Site(NamedTuple):
     name: str
     thread: int
     place: tuple[Frame, ...]
+    has_limit: bool = False
     is_in_backward: bool = False
     is_from_any: bool = False
     flops: int = 0
@@ -134,7 +138,10 @@ class Columns:
         parts = [self._take(rank, file) for rank, file in enumerate(files)]
         self.rank = np.repeat(np.arange(self.world_size, dtype="i4"), [len(part) for part in parts])
         rows = np.concatenate(parts) if parts else np.empty(0, ROW)
-        self.site, self.issued, self.waited, self.over = (rows[name] for name in ("site", "issued", "waited", "over"))
+        self.site, self.issued, self.over = (rows[name] for name in ("site", "issued", "over"))
+        self.waited = rows["waited"] & (HAS_LIMIT - 1)
+        self.has_limit = (rows["waited"] & HAS_LIMIT > 0) | (self.of_sites(site.has_limit for site in self.sites) > 0)
+        """Which operations may end by themselves: they have a time-out of their own, shorter than the run's."""
 
     def _take(self, rank: int, file: RankFile) -> np.ndarray:
         """A rank's rows with the sites numbered as here (from 0)."""
@@ -182,6 +189,11 @@ class Columns:
     def is_waiting(self) -> np.ndarray:
         """Which operations are being waited for: at this moment, or when the rank was stopped."""
         return (self.waited > 0) & (self.over == 0)
+
+    @cached_property
+    def was_let_go(self) -> np.ndarray:
+        """Which sends and receives were given up without a wait: what `isend` returned was not kept."""
+        return (self.waited == 0) & (self.over > 0) & np.isin(self.kind, P2P)
 
 
 def _site(fields: dict[str, Any], groups: list[tuple[int, ...]]) -> Site:

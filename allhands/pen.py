@@ -9,14 +9,15 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from allhands.events import ROW
+from allhands.events import HAS_LIMIT, ROW
 
 _FIRST_BYTES = 1 << 16  # a multiple of what any system maps at once
 _LARGEST_BYTES = 1 << 22
@@ -67,8 +68,8 @@ def with_stack(key: list[Any], frame: FrameType | None) -> tuple[Any, ...]:
 class Pen:
     """Writes what this rank does: rows into one file, sites, groups and places, one JSON object a line, into another."""
 
-    def __init__(self, path: str, tables: str, outermost: CodeType) -> None:
-        self.outermost = outermost
+    def __init__(self, path: str, tables: str, rank: int, patience: float, outermost: CodeType) -> None:
+        self.rank, self.patience, self.outermost = rank, patience, outermost
         self._rows = open(path, "w+b", opener=_private)
         self._tables = open(tables, "wb", buffering=0, opener=_private)
         self._lock = threading.Lock()
@@ -107,6 +108,24 @@ class Pen:
         self.head[0] = tick
         return view, place
 
+    def take_back(self, row: tuple[memoryview, int]) -> None:
+        """The operation was refused: it has not been."""
+        view, place = row
+        view[place] = 0
+
+    @contextmanager
+    def waiting(self, site: int, has_limit: bool) -> Iterator[None]:
+        """Write down an operation that is waited for at once, for as long as this is entered."""
+        row = view, place = self.row(site)
+        view[place + WAITED] = self.head[0] = next(ticks) | (HAS_LIMIT if has_limit else 0)
+        try:
+            yield
+        except BaseException:
+            self.take_back(row)
+            raise
+        finally:
+            view[place + OVER] = self.head[0] = next(ticks)
+
     def group(self, ranks: list[int]) -> int:
         """Write down a group. Its number."""
         with self._lock:
@@ -143,10 +162,13 @@ current: Pen
 """This rank's."""
 
 
-def start(path: str, tables: str, outermost: CodeType) -> None:
-    """Write from now on into these two files. `outermost`: the function of ours that calls the learner's."""
+def start(path: str, tables: str, rank: int, patience: float, outermost: CodeType) -> None:
+    """Write from now on into these two files.
+
+    `patience`: seconds until the run is stopped. `outermost`: the function of ours that calls the learner's.
+    """
     global current
-    current = Pen(path, tables, outermost)
+    current = Pen(path, tables, rank, patience, outermost)
 
 
 def _private(path: str, flags: int) -> int:
@@ -176,6 +198,8 @@ class Message:
     def _wait(self, *timeout: Any, **named: Any) -> Any:
         view, place, head = self._view, self._place, current.head
         view[place + WAITED] = head[0] = next(ticks)
+        if timeout or named:  # The wait may end by itself.
+            view[place + WAITED] |= HAS_LIMIT
         try:
             return self._work.wait(*timeout, **named)
         finally:
@@ -188,12 +212,22 @@ class Message:
             view[place + WAITED] = next(ticks)
             view[place + OVER] = current.head[0] = next(ticks)
 
+    def __del__(self) -> None:
+        """Let go of: a send that is not through by then is lost. Over, and not waited for, is how that is written down."""
+        if not self._view[self._place + WAITED]:
+            self._view[self._place + OVER] = next(ticks)
+
     def is_completed(self) -> bool:
         """Whether it is over."""
         is_over = self._work.is_completed()
         if is_over:
             self._note_over()
         return is_over
+
+    def get_future(self) -> Any:
+        """A future of it. Whoever takes it waits in his own way."""
+        self._note_over()
+        return self._work.get_future()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

@@ -143,7 +143,7 @@ def _seed(seed: int, rank: int) -> None:
 def _join(job: Job, rank: int) -> None:
     """Become part of the process group of this run."""
     if job.record:
-        pen.start(job.path("rows", rank), job.path("tables", rank), outermost=call.__code__)
+        pen.start(job.path("rows", rank), job.path("tables", rank), rank, job.timeout, outermost=call.__code__)
         recorder.install()
     dist.init_process_group(
         "gloo",

@@ -7,20 +7,21 @@ ZeroRedundancyOptimizer or pipelining do.
 
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from allhands import recording_group
 from allhands.recording_group import RecordingGroup
 
 
-def _recording(inner_class: type) -> type:
+def _recording(inner_class: type, backend: Any, device: str) -> type:
     """A class that PyTorch takes for `inner_class`, and that records."""
 
     class Recording(RecordingGroup):
         Options = inner_class.Options
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(inner_class, *args, **kwargs)
+            super().__init__(inner_class, backend, device, *args, **kwargs)
 
     return Recording
 
@@ -34,6 +35,7 @@ def install() -> None:
         return make(size, rank, members, *args, **kwargs)
 
     distributed_c10d._new_process_group_helper = make_with_members
-    for name in ("ProcessGroupGloo", "ProcessGroupNCCL"):
+    types = dist.ProcessGroup.BackendType
+    for name, backend, device in (("ProcessGroupGloo", types.GLOO, "cpu"), ("ProcessGroupNCCL", types.NCCL, "cuda")):
         if hasattr(distributed_c10d, name):
-            setattr(distributed_c10d, name, _recording(getattr(distributed_c10d, name)))
+            setattr(distributed_c10d, name, _recording(getattr(distributed_c10d, name), backend, device))

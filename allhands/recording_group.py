@@ -1,6 +1,7 @@
 """A process group that writes down each operation that it is asked for, and hands it on to gloo's (or NCCL's)."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from sys import _getframe as frame_of_caller
 from threading import get_ident
 from types import FrameType
@@ -10,64 +11,66 @@ import torch
 import torch.distributed as dist
 
 from allhands import pen
-from allhands.events import NO_PEER, WORLD, Kind
-from allhands.pen import OVER, WAITED, CollectiveWork, Message, MessageFromAny, ticks, with_stack
-
-
-def _shapes(tensors: Any) -> tuple[torch.Size, ...]:
-    return tuple([tensor.shape for tensor in tensors])
-
-
-def _num_bytes(tensors: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _in_pieces(tensor: torch.Tensor, pieces: list[int] | int) -> list[tuple[int, ...]]:
-    """The pieces of one tensor that stands for a list: equal ones, so many; or along dimension 0 of these lengths."""
-    if isinstance(pieces, int):
-        return [(tensor.numel() // pieces,)] * pieces
-    row = tensor[0].numel() if len(tensor) else 0
-    return [(length * row,) for length in pieces]
-
+from allhands.collective_calls import READERS, Call, Reader, num_bytes, pieces
+from allhands.events import NO_PEER, Kind
+from allhands.pen import CollectiveWork, Message, MessageFromAny, with_stack
 
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)  # Plain numbers are found sooner.
 
 members_of_next: list[int] = []
-"""The ranks of the group that is being made; none, if it is the world."""
+"""The ranks of the group that is being made, as this world numbers them; none, if it is a world."""
+
+_world: list[int] = []
+"""The ranks of this world, as the run numbers them. A program may leave its world, and make another one of fewer ranks."""
 
 
 class RecordingGroup(dist.ProcessGroup):
-    """A process group that writes down what it is asked for, and has another one do it. See `recorder.install`."""
+    """A process group that writes down what it is asked for, and has another one do it. See `recorder.install`.
 
-    def __init__(self, inner_class: type, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+    `inner` is the backend that carries messages. PyTorch's own group around it, `whole`, carries collectives: it knows all their forms.
+    """
+
+    def __init__(self, inner_class: type, backend: Any, device: str, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(rank, size)
-        self._members = members_of_next or list(range(size))
-        self._own_rank = rank
-        self._number = pen.current.group(self._members)
+        self._rank, self._size = rank, size
         self._name = self._description = ""
-        if self._number == WORLD:
-            self.inner = inner_class(store, rank, size, *args, **kwargs)
-        else:
-            with _Waiting(self, Kind.NEW_GROUP, "new_group"):  # The other members have to come.
+        timeout = kwargs.get("timeout", args[0] if args else None)
+        self._has_limit = isinstance(timeout, timedelta) and timeout.total_seconds() < pen.current.patience
+        if members_of_next:
+            self._number = pen.current.group([_world[member] for member in members_of_next])
+            with pen.current.waiting(self._site_of(Call(Kind.NEW_GROUP, "new_group")), self._has_limit):  # The other members have to come.
                 self.inner = inner_class(store, rank, size, *args, **kwargs)
+        else:
+            self.inner = inner_class(store, rank, size, *args, **kwargs)
+            _world[:] = range(size) if not _world else _ranks_of_the_run(store, rank, size)
+            self._number = pen.current.group(_world)
+        self.whole = dist.ProcessGroup(store, rank, size)
+        for group in (self, self.whole):
+            group._set_default_backend(backend)
+            group._register_backend(torch.device(device), backend, self.inner)
+
+    # What PyTorch's Python side asks of a backend, or of a group.
 
     @property
     def options(self) -> Any:
-        """The inner group's."""
+        """The backend's."""
         return self.inner.options
 
     def getBackendName(self) -> str:  # noqa: N802, the name is PyTorch's
         """Not gloo's: C++ would take this for a group of its own."""
         return f"recording-{self.inner.name()}"
 
-    def _set_sequence_number_for_group(self) -> None:
-        self.inner._set_sequence_number_for_group()
+    def get_group_store(self) -> Any:
+        """Where its ranks found each other."""
+        return self.whole.get_group_store()
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
+        self.whole._set_group_name(name)
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
+        self.whole._set_group_desc(description)
 
     @property
     def group_name(self) -> str:
@@ -92,7 +95,7 @@ class RecordingGroup(dist.ProcessGroup):
     def _message_site(self, key: tuple[Any, ...], frame: FrameType | None, is_from_any: bool = False) -> int:
         """A new site, spelt out from its key."""
         kind, group, peer, tag, shape, dtype, thread, *_ = key
-        num_bytes = shape.numel() * dtype.itemsize
+        length = shape.numel() * dtype.itemsize
         is_send = kind == _SEND
         return pen.current.site(
             key,
@@ -101,10 +104,11 @@ class RecordingGroup(dist.ProcessGroup):
             dtype=str(dtype).removeprefix("torch."),
             given=[shape] if is_send else [],
             taken=[] if is_send else [shape],
-            bytes_out=num_bytes if is_send else 0,
-            bytes_in=0 if is_send else num_bytes,
+            bytes_out=length if is_send else 0,
+            bytes_in=0 if is_send else length,
             reduce_op="",
             name=Kind(kind).label,
+            has_limit=self._has_limit,
         )
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Message:
@@ -121,7 +125,11 @@ class RecordingGroup(dist.ProcessGroup):
         key = with_stack([_RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
         current = pen.current
         row = current.row(current.sites.get(key) or self._message_site(key, frame_of_caller(2)))
-        return Message(self.inner.recv(tensors, peer, tag), row)
+        try:
+            return Message(self.inner.recv(tensors, peer, tag), row)
+        except BaseException:
+            current.take_back(row)
+            raise
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Message:
         """Hand on a receive from whoever sends."""
@@ -135,166 +143,54 @@ class RecordingGroup(dist.ProcessGroup):
         row = pen.current.row(site(NO_PEER))
         return MessageFromAny(self.inner.recv_anysource(tensors, tag), row, site)
 
-    # Collectives. A method's name and arguments are those that C++ knows; several names are one kind of operation.
+    # Collectives.
 
-    def _collective_row(
-        self,
-        kind: Kind,
-        name: str,
-        given: Any = (),
-        taken: Any = (),
-        root: int = NO_PEER,
-        op: Any = "",
-        splits: tuple[Any, Any] | None = None,
-    ) -> tuple[memoryview, int]:
-        """Write down that a collective is issued. `splits`: into how many pieces a single tensor falls, or into which."""
-        some = given or taken
+    def _site_of(self, call: Call) -> int:
+        """The site of a collective."""
+        some = call.given or call.taken
         dtype = some[0].dtype if some else ""
-        known = [kind, name, self._number, root, _op_name(op), _shapes(given), _shapes(taken), dtype, str(splits), get_ident()]
+        shapes = [tuple([tensor.shape for tensor in tensors]) for tensors in (call.given, call.taken)]
         frame = frame_of_caller(1)
+        known = [int(call.kind), call.name, self._number, call.root, call.op, *shapes, dtype, str(call.splits), get_ident()]
         key = with_stack(known, frame)
-        site = pen.current.sites.get(key)
-        if site is None:
-            of_given, of_taken = splits or (None, None)
-            site = pen.current.site(
-                key,
-                frame,
-                **{"kind": kind, "group": self._number, "peer": root, "tag": 0, "thread": get_ident(), "name": name},
-                dtype=str(dtype).removeprefix("torch."),
-                given=_in_pieces(given[0], of_given) if of_given else _shapes(given),
-                taken=_in_pieces(taken[0], of_taken) if of_taken else _shapes(taken),
-                bytes_out=_num_bytes(given),
-                bytes_in=_num_bytes(taken),
-                reduce_op=_op_name(op),
-            )
-        return pen.current.row(site)
+        return pen.current.sites.get(key) or pen.current.site(
+            key,
+            frame,
+            **{"kind": call.kind, "group": self._number, "peer": call.root, "tag": 0, "thread": get_ident(), "name": call.name},
+            dtype=str(dtype).removeprefix("torch."),
+            given=pieces(call.given, call.splits[0]),
+            taken=pieces(call.taken, call.splits[1]),
+            bytes_out=num_bytes(call.given),
+            bytes_in=num_bytes(call.taken),
+            reduce_op=call.op,
+            has_limit=self._has_limit,
+        )
 
-    def _do(self, name: str, row: tuple[memoryview, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CollectiveWork:
-        return CollectiveWork(getattr(self.inner, name)(*args, **kwargs), row)
-
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """Of the root all others get a copy."""
-        is_root = opts.rootRank == self._own_rank
-        row = self._collective_row(Kind.BROADCAST, "broadcast", tensors if is_root else (), () if is_root else tensors, root=opts.rootRank)
-        return self._do("broadcast", row, (tensors, opts), {})
-
-    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """The root gets the sum."""
-        is_root = opts.rootRank == self._own_rank
-        row = self._collective_row(Kind.REDUCE, "reduce", tensors, tensors if is_root else (), opts.rootRank, opts.reduceOp)
-        return self._do("reduce", row, (tensors, opts), {})
-
-    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """The root gets everybody's."""
-        row = self._collective_row(Kind.GATHER, "gather", inputs, outputs[0] if outputs else (), opts.rootRank)
-        return self._do("gather", row, (outputs, inputs, opts), {})
-
-    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> CollectiveWork:
-        """Everybody gets a piece of the root's."""
-        row = self._collective_row(Kind.SCATTER, "scatter", inputs[0] if inputs else (), outputs, opts.rootRank)
-        return self._do("scatter", row, (outputs, inputs, opts), {})
-
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *opts: Any) -> CollectiveWork:
-        """Everybody gets everybody's."""
-        row = self._collective_row(Kind.ALL_GATHER, "all_gather", inputs, outputs[0])
-        return self._do("allgather", row, (outputs, inputs, *opts), {})
-
-    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> CollectiveWork:
-        """Everybody gets a piece of the sum."""
-        row = self._collective_row(Kind.REDUCE_SCATTER, "reduce_scatter", inputs[0], outputs, op=opts.reduceOp)
-        return self._do("reduce_scatter", row, (outputs, inputs, opts), {})
-
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *opts: Any) -> CollectiveWork:
-        """Everybody gets a piece of everybody's."""
-        row = self._collective_row(Kind.ALL_TO_ALL, "all_to_all", inputs, outputs)
-        return self._do("alltoall", row, (outputs, inputs, *opts), {})
-
-    def barrier(self, *opts: Any, **named: Any) -> CollectiveWork:
-        """Nobody leaves before everybody has come."""
-        return self._do("barrier", self._collective_row(Kind.BARRIER, "barrier"), opts, named)
-
-    def monitored_barrier(self, *args: Any, **named: Any) -> None:
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that ends in an error where ranks are missing."""
-        with _Waiting(self, Kind.BARRIER, "monitored_barrier"):
-            self.inner.monitored_barrier(*args, **named)
+        with pen.current.waiting(self._site_of(Call(Kind.BARRIER, "monitored_barrier")), has_limit=timeout is not None):
+            self.inner.monitored_barrier(timeout, wait_all_ranks)
 
 
-class _Waiting:
-    """An operation that is issued and waited for in one."""
+def _collective(name: str, read: Reader) -> Callable[..., CollectiveWork]:
+    """The method of this name: written down first, because it may end this process if sizes differ."""
 
-    def __init__(self, group: RecordingGroup, kind: Kind, name: str) -> None:
-        self._view, self._place = group._collective_row(kind, name)
-
-    def __enter__(self) -> None:
-        self._view[self._place + WAITED] = pen.current.head[0] = next(ticks)
-
-    def __exit__(self, *_: object) -> None:
-        self._view[self._place + OVER] = pen.current.head[0] = next(ticks)
-
-
-def _op_name(op: Any) -> str:
-    """`SUM`, from a `ReduceOp` or what it holds."""
-    return str(getattr(op, "op", op)).rpartition(".")[2]
-
-
-def _in_place(kind: Kind, name: str, inner: str) -> Callable[..., CollectiveWork]:
-    """A method on a list of tensors that everybody has and everybody gets."""
-
-    def method(self: RecordingGroup, tensors: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        return self._do(inner, self._collective_row(kind, name, tensors, tensors, op=opts.reduceOp), (tensors, opts), {})
+    def method(self: RecordingGroup, *args: Any, **kwargs: Any) -> CollectiveWork:
+        row = pen.current.row(self._site_of(read(self._rank, self._size, *args, **kwargs)))
+        try:
+            return CollectiveWork(getattr(self.whole, name)(*args, **kwargs), row)
+        except BaseException:
+            pen.current.take_back(row)
+            raise
 
     return method
 
 
-def _single(kind: Kind, name: str, inner: str, gives_pieces: bool) -> Callable[..., CollectiveWork]:
-    """A method on one output tensor and one input tensor, of which the larger holds a piece for each member."""
-
-    def method(self: RecordingGroup, output: torch.Tensor, given: torch.Tensor, *opts: Any) -> CollectiveWork:
-        members = len(self._members)
-        splits = (members, 1) if gives_pieces else (1, members)
-        op = opts[0].reduceOp if gives_pieces and opts else ""
-        return self._do(inner, self._collective_row(kind, name, [given], [output], op=op, splits=splits), (output, given, *opts), {})
-
-    return method
+for _name, _reader in READERS.items():
+    setattr(RecordingGroup, _name, _collective(_name, _reader))
 
 
-def _coalesced(kind: Kind, name: str, inner: str) -> Callable[..., CollectiveWork]:
-    """A method on several tensors at once."""
-
-    def method(self: RecordingGroup, outputs: Any, inputs: list[torch.Tensor], *opts: Any) -> CollectiveWork:
-        taken = [tensor for each in outputs for tensor in (each if isinstance(each, list) else [each])]
-        return self._do(inner, self._collective_row(kind, name, inputs, taken), (outputs, inputs, *opts), {})
-
-    return method
-
-
-def _all_to_all_single(
-    self: RecordingGroup, output: torch.Tensor, given: torch.Tensor, out_splits: list[int], in_splits: list[int], *opts: Any
-) -> CollectiveWork:
-    members = len(self._members)
-    splits = (list(in_splits) or members, list(out_splits) or members)
-    row = self._collective_row(Kind.ALL_TO_ALL, "all_to_all_single", [given], [output], splits=splits)
-    return self._do("alltoall_base", row, (output, given, out_splits, in_splits, *opts), {})
-
-
-_METHODS = {
-    "allreduce": _in_place(Kind.ALL_REDUCE, "all_reduce", "allreduce"),
-    "allreduce_coalesced": _in_place(Kind.ALL_REDUCE, "all_reduce_coalesced", "allreduce_coalesced"),
-    "_allgather_base": _single(Kind.ALL_GATHER, "all_gather_into_tensor", "_allgather_base", False),
-    "_reduce_scatter_base": _single(Kind.REDUCE_SCATTER, "reduce_scatter_tensor", "_reduce_scatter_base", True),
-    "alltoall_base": _all_to_all_single,
-    "allgather_coalesced": _coalesced(Kind.ALL_GATHER, "all_gather_coalesced", "allgather_coalesced"),
-    "allgather_into_tensor_coalesced": _coalesced(Kind.ALL_GATHER, "all_gather_coalesced", "allgather_into_tensor_coalesced"),
-    "reduce_scatter_tensor_coalesced": _coalesced(Kind.REDUCE_SCATTER, "reduce_scatter_coalesced", "reduce_scatter_tensor_coalesced"),
-}
-_NEWER_NAMES = {  # what torch 2.13 calls some of them
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}
-for _name, _method in _METHODS.items():
-    setattr(RecordingGroup, _name, _method)
-for _name, _older in _NEWER_NAMES.items():
-    setattr(RecordingGroup, _name, _METHODS[_older])
+def _ranks_of_the_run(store: Any, rank: int, size: int) -> list[int]:
+    """A world that is not the first: each of its ranks says which one of the run it is."""
+    store.set(f"allhands-{rank}", str(pen.current.rank))
+    return [int(store.get(f"allhands-{member}")) for member in range(size)]

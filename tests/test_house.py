@@ -19,7 +19,20 @@ NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions", "lessons") for 
 # Ground floor first: a module imports only from those before it.
 FLOORS = [
     *("printed", "stack", "errors", "events", "matching", "replay", "ledger", "wording", "mismatch", "deadlock", "trace", "afterwards"),
-    *("payload", "liveness", "job", "cell", "report", "pen", "recording_group", "recorder", "compute", "rank", "server"),
+    *(
+        "payload",
+        "liveness",
+        "job",
+        "cell",
+        "report",
+        "pen",
+        "collective_calls",
+        "recording_group",
+        "recorder",
+        "compute",
+        "rank",
+        "server",
+    ),
     *("forkserver", "spawn", "interrupt", "stacks", "lookout", "output", "watch", "launch"),
     *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls", "notebook"),
 ]

@@ -23,7 +23,8 @@ def _left_out(trace: Trace) -> str:
         meeting = int(matching.meeting[calls[0]])
         there = [int(columns.rank[call]) for call in calls]
         missing = [rank for rank in matching.members(meeting) if rank not in there]
-        if missing:
+        has_failed = columns.has_failed[calls].any()  # Its own rank knows, and went on.
+        if missing and not has_failed and columns.kind[calls[0]] != Kind.NEW_GROUP:
             site = matching.site(calls[0])
             called = paragraph(there, trace.world_size, plural(does(site, columns.groups), there), site)
             which = f"collective number {matching.number_in_group(meeting)}{on_group(site, columns.groups)}"
@@ -42,12 +43,14 @@ def _left_out(trace: Trace) -> str:
 def warnings_of(trace: Trace) -> tuple[str, ...]:
     """Messages that nobody received, or that were not waited for: no rank hangs, but hardly anybody means it so."""
     columns, matching = trace.columns, trace.matching
-    is_alone = (matching.partner == NOBODY) & np.isin(columns.kind, P2P)
-    is_unwaited = (columns.waited == 0) & (columns.kind == Kind.RECV) & (matching.partner != NOBODY)
+    is_alone = (matching.partner == NOBODY) & np.isin(columns.kind, P2P) & matching.is_sure & ~columns.has_failed
+    is_unwaited = (columns.waited == 0) & np.isin(columns.kind, P2P) & ~is_alone
     odd: dict[tuple[str, object], list[int]] = {}
     for index in np.flatnonzero(is_alone | is_unwaited).tolist():
         site = matching.site(index)
-        if not is_alone[index]:
+        if not is_alone[index] and site.kind is Kind.SEND:
+            why = "It was not waited for. A send that is let go of before it is through is lost: keep what isend returns, and call wait()."
+        elif not is_alone[index]:
             why = "It was not waited for: its tensor may not hold yet what was sent. Call wait() on what irecv returned."
         elif site.kind is Kind.SEND:
             why = "Nobody received it."

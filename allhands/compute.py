@@ -31,6 +31,10 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
+def _are_of(tensors: list[torch.Tensor], module: str) -> bool:
+    return any(type(tensor).__module__.startswith(module) for tensor in tensors)
+
+
 def _num_bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
@@ -44,15 +48,16 @@ class Counting(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(each.__module__.startswith("torch.distributed.tensor") for each in types):
-            return NotImplemented  # A DTensor: the operators on this rank's own part come next.
         kwargs = kwargs or {}
+        read = _tensors((args, kwargs))
+        if _are_of(read, "torch.distributed.tensor"):
+            return NotImplemented  # A DTensor: the operators on this rank's own part come next.
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if func.namespace in _NOT_COMPUTED or func.is_view or name in _ONLY_RESERVE:
             return result
-        read, written = _tensors((args, kwargs)), _tensors(result)
-        if not written:  # It asks a question, and moves nothing.
+        written = _tensors(result)
+        if not written or _are_of(written, "torch._subclasses"):  # It asks a question; or a fake tensor asks for shapes.
             return result
         formula = _FORMULAS.get(func.overloadpacket) or flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=result)) if formula else 0

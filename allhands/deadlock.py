@@ -13,7 +13,9 @@ import numpy as np
 from allhands.errors import first_letter_up, name_ranks
 from allhands.events import NO_PEER, P2P, Columns, Kind, Site
 from allhands.matching import NOBODY, Matching
-from allhands.wording import count, group_name, listed, paragraph, together, waits
+from allhands.wording import count, does, group_name, listed, paragraph, together, waits
+
+_SHOWN_LINKS = 8
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,24 @@ class Deadlock:
         return tuple(sorted({rank for each in self.stuck for rank in (each.rank, *each.needs)}))
 
 
-def find_deadlock(columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int] = ()) -> Deadlock | None:
+def find_deadlock(
+    columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int] = (), lost: Collection[int] = ()
+) -> Deadlock | None:
     """The deadlock of ranks that are in the middle of a run, if there is one.
 
     `finished`: ranks whose program is over. `silent`: ranks that wait inside C++, where the recorder does not see for what: for all
-    collectives that they have begun.
+    collectives that they have begun. `lost`: receives whose send was let go of, and whose message would have come by now.
     """
-    judge = _Judge(columns, matching, finished, silent)
+    judge = _Judge(columns, matching, finished, silent, lost)
     core = judge.smallest_core()
     return Deadlock(tuple(core), tuple(sorted(finished)), judge.standing(core), judge.why(core)) if core else None
 
 
 class _Judge:
-    def __init__(self, columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int]) -> None:
-        self.columns, self.matching, self.finished = columns, matching, set(finished)
+    def __init__(
+        self, columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int], lost: Collection[int]
+    ) -> None:
+        self.columns, self.matching, self.finished, self.lost = columns, matching, set(finished), set(lost)
         self.waiting: dict[int, list[Stuck]] = {}
         """By rank what it waits for and does not have yet. One that waits for what is on its way is not here."""
         is_relevant = columns.is_waiting
@@ -71,7 +77,7 @@ class _Judge:
         moving = set()
         for operation in np.flatnonzero(is_relevant).tolist():
             rank, needs = int(columns.rank[operation]), self._needs(operation)
-            if needs:
+            if needs is not None:
                 self.waiting.setdefault(rank, []).append(Stuck(rank, operation, needs))
             elif rank not in silent:
                 moving.add(rank)
@@ -79,18 +85,23 @@ class _Judge:
             self.waiting.pop(rank, None)
         self.stuck = self._cross_out()
 
-    def _needs(self, operation: int) -> tuple[int, ...]:
-        """The ranks that have to do something before an operation can end; for a receive from whoever sends, one of them."""
-        site = self.matching.site(operation)
+    def _needs(self, operation: int) -> tuple[int, ...] | None:
+        """The ranks that have to do something before an operation can end; for a receive from whoever sends, one of them.
+
+        None if it is not the others that it needs: they are there already, or it ends by itself after a time.
+        """
+        site, matching = self.matching.site(operation), self.matching
+        if self.columns.has_limit[operation]:
+            return None
+        if site.kind in P2P and site.peer == NO_PEER:
+            others = tuple(rank for rank in self.columns.groups[site.group] if rank != site.rank)
+            return None if matching.candidates(operation) else others
         if site.kind in P2P:
-            if self.matching.partner[operation] != NOBODY:
-                return ()
-            if site.peer == NO_PEER:
-                return tuple(rank for rank in self.columns.groups[site.group] if rank != site.rank)
-            return (site.peer,)
-        meeting = int(self.matching.meeting[operation])
-        there = {int(self.columns.rank[call]) for call in self.matching.calls(meeting)}
-        return tuple(rank for rank in self.matching.members(meeting) if rank not in there)
+            is_alone = matching.partner[operation] == NOBODY or operation in self.lost
+            return (site.peer,) if is_alone and matching.is_sure[operation] else None
+        meeting = int(matching.meeting[operation])
+        there = {int(self.columns.rank[call]) for call in matching.calls(meeting)}
+        return tuple(rank for rank in matching.members(meeting) if rank not in there) or None
 
     def _cross_out(self) -> dict[int, list[Stuck]]:
         """The largest set of waiting ranks none of which can go on: those are crossed out that might, until nobody is left to cross out."""
@@ -147,9 +158,13 @@ class _Judge:
         """What each rank waits for, on which line."""
         ranks = [each.rank for each in core]
         world = self.columns.world_size
-        begin = f"Deadlock: {name_ranks(ranks, world)} {'wait' if len(ranks) > 1 else 'waits'} for what can never come."
         sites = [self.matching.site(each.operation) for each in core]
-        told = [paragraph(same, world, what, first) for same, what, first in together(sites, self.columns.groups, waits)]
+        if any(self.columns.waited[each.operation] for each in core) or any(site.is_in_backward for site in sites):
+            begin = f"Deadlock: {name_ranks(ranks, world)} {'wait' if len(ranks) > 1 else 'waits'} for what can never come."
+            verb = waits
+        else:
+            begin, verb = f"Deadlock: {name_ranks(ranks, world)} {'have' if len(ranks) > 1 else 'has'} begun what can never end.", does
+        told = [paragraph(same, world, what, first) for same, what, first in together(sites, self.columns.groups, verb)]
         return "\n\n".join([begin, *told])
 
     def why(self, core: list[Stuck]) -> str:
@@ -160,10 +175,19 @@ class _Judge:
         over = sorted({rank for each in core for rank in each.needs if rank in self.finished})
         kinds = {site.kind for site in sites}
         tag = next((clue for each, site in zip(core, sites, strict=True) if (clue := self._other_tag(each, site))), "")
+        lost = next((site for each, site in zip(core, sites, strict=True) if each.operation in self.lost), None)
+        if lost is not None:
+            yield (
+                f"Rank {lost.peer} did send it, but with an isend that it did not wait for.\n"
+                "A send that is let go of before it is through is lost: keep what isend returns, and call wait()."
+            )
+            return
         if over:
             yield self._why_over(core, sites, over)
         elif len(core) > 1 and not tag:
             yield self._why_circle(core, kinds)
+        elif not core[0].needs:
+            yield "There is no other rank that could send."
         if tag:
             yield tag
         elif over and kinds & {Kind.SEND, Kind.RECV}:
@@ -205,9 +229,8 @@ class _Judge:
         return self.matching.number_in_group(int(self.matching.meeting[each.operation]))
 
     def _why_circle(self, core: list[Stuck], kinds: set[Kind]) -> str:
-        chain = ", ".join(
-            f"{each.rank} {'waits ' if place == 0 else ''}for {' and '.join(map(str, each.needs))}" for place, each in enumerate(core)
-        )
+        links = [f"{each.rank} {'' if place else 'waits '}for {' and '.join(map(str, each.needs))}" for place, each in enumerate(core)]
+        chain = ", ".join(links if len(links) <= _SHOWN_LINKS else [*links[: _SHOWN_LINKS - 1], "and so on"])
         if kinds == {Kind.RECV}:
             return (
                 f"{chain}: everybody receives first, and nobody sends.\n"

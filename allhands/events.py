@@ -23,6 +23,9 @@ ROW = np.dtype([("site", "u4"), ("issued", "u4"), ("waited", "u4"), ("over", "u4
 HAS_LIMIT = 1 << 31
 """In `waited`: this wait may end by itself, after a time of its own."""
 
+HAS_FAILED = 1 << 31
+"""In `over`: it ended with an error."""
+
 WORLD = 0
 """The number of the group of all ranks."""
 
@@ -138,7 +141,10 @@ class Columns:
         parts = [self._take(rank, file) for rank, file in enumerate(files)]
         self.rank = np.repeat(np.arange(self.world_size, dtype="i4"), [len(part) for part in parts])
         rows = np.concatenate(parts) if parts else np.empty(0, ROW)
-        self.site, self.issued, self.over = (rows[name] for name in ("site", "issued", "over"))
+        self.site, self.issued = rows["site"], rows["issued"]
+        self.over = rows["over"] & (HAS_FAILED - 1)
+        self.has_failed = rows["over"] & HAS_FAILED > 0
+        """Which operations ended with an error."""
         self.waited = rows["waited"] & (HAS_LIMIT - 1)
         self.has_limit = (rows["waited"] & HAS_LIMIT > 0) | (self.of_sites(site.has_limit for site in self.sites) > 0)
         """Which operations may end by themselves: they have a time-out of their own, shorter than the run's."""

@@ -9,7 +9,7 @@ import torch
 
 from allhands import liveness
 from allhands.deadlock import Deadlock, find_deadlock
-from allhands.events import RankFile, tick_of
+from allhands.events import Kind, RankFile, tick_of
 from allhands.job import STACK_SIGNAL, Job
 from allhands.matching import NOBODY
 from allhands.mismatch import Mismatch
@@ -18,6 +18,7 @@ from allhands.trace import Trace
 
 LOOK_SECONDS = 0.04
 _SETTLE_SECONDS = 0.3  # for ranks that may still come to wait for the same, so that the text is the same every time
+_LOST_SECONDS = 1.0  # a message that was let go of, and has not come for so long, will not come
 _STACK_SECONDS = 0.3
 _SHARE_OF_TIME = 0.1  # that judging may take
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -83,14 +84,16 @@ class Lookout:
         if not waiting and not maybe_silent:
             return None, True
         mismatch = trace.mismatch
-        if mismatch and any(trace.columns.is_waiting[end] for end in mismatch.ends):
+        if mismatch and any(trace.columns.is_waiting[end] and not trace.columns.has_limit[end] for end in mismatch.ends):
             ranks = [int(trace.columns.rank[end]) for end in mismatch.ends]
             return ((trace, mismatch) if self._has_settled(ranks, now) else None), False
         moving = [r for r in range(self.job.world_size) if r not in still]
         trace.columns.is_waiting[np.isin(trace.columns.rank, moving)] = False
-        deadlock = find_deadlock(trace.columns, trace.matching, done, maybe_silent)
+        lost = self._maybe_lost(trace)
+        is_late = all(now - self._since[int(trace.columns.rank[end])] >= _LOST_SECONDS for end in lost)
+        deadlock = find_deadlock(trace.columns, trace.matching, done, maybe_silent, lost if is_late else ())
         if deadlock is None:
-            return None, True
+            return None, is_late
         all_wait = not moving and len(waiting | done) == self.job.world_size
         asleep = {r for r in maybe_silent if r in pids and liveness.can_tell and self._quiet[r].seconds([pids[r]]) >= LOOK_SECONDS}
         if not (all_wait or self._has_settled(deadlock.ranks, now)) or not self._holds(deadlock, trace, done, asleep):
@@ -99,6 +102,12 @@ class Lookout:
 
     def _has_settled(self, ranks: Iterable[int], now: float) -> bool:
         return all(now - self._since[r] >= _SETTLE_SECONDS for r in ranks)
+
+    @staticmethod
+    def _maybe_lost(trace: Trace) -> list[int]:
+        """The receives that are waited for, and whose send was let go of."""
+        waiting = np.flatnonzero(trace.columns.is_waiting & (trace.columns.kind == Kind.RECV) & (trace.matching.partner != NOBODY))
+        return [recv for recv in waiting.tolist() if trace.columns.was_let_go[trace.matching.partner[recv]]]
 
     @staticmethod
     def _has_begun_in_vain(trace: Trace, r: int) -> bool:

@@ -19,7 +19,7 @@ class Matching:
         kind = columns.kind
         self._is_p2p = np.isin(kind, P2P)
         self.partner = np.full(len(columns), NOBODY)
-        """The other end of each send and receive."""
+        """The other end of each send and receive; what is not sure (`is_sure`) may change when more is known."""
         self._match_messages()
         self.meeting = np.full(len(columns), NOBODY)
         """The number of the collective that each call is part of."""
@@ -51,17 +51,25 @@ class Matching:
         met = np.minimum(*counts)
         sends, recvs = (ends[place < met[channel[ends]]] for ends, place in zip(sorted_ends, places, strict=True))
         self.partner[sends], self.partner[recvs] = recvs, sends
-        for recv in np.flatnonzero((self.columns.kind == Kind.RECV) & (channel == NOBODY)):
-            self._match_from_any(int(recv))
+        # A receive from whoever sends may take a message before it is known whose. Until then nothing is sure about its rank and tag.
+        unsure = {(site.group, site.rank, site.tag) for site in map(self.site, self.from_any())}
+        is_unsure = self.columns.of_sites(
+            site.kind in P2P and (site.group, site.peer if site.kind is Kind.SEND else site.rank, site.tag) in unsure
+            for site in self.columns.sites
+        )
+        self.is_sure = is_unsure == 0
 
-    def _match_from_any(self, recv: int) -> None:
-        """A receive from whoever sends, that has not got its message yet: the lowest rank's, of those that nobody has received."""
-        site, rank = self.site(recv), self.columns.rank[recv]
-        for send in self.unmatched(Kind.SEND):
-            other = self.site(send)
-            if (other.group, other.peer, other.tag) == (site.group, rank, site.tag):
-                self.partner[recv], self.partner[send] = send, recv
-                return
+    def from_any(self) -> list[int]:
+        """The receives from whoever sends, of which it is not known yet whose message they got."""
+        return np.flatnonzero(
+            (self.columns.kind == Kind.RECV) & (self.columns.of_sites(s.peer for s in self.columns.sites) == NO_PEER)
+        ).tolist()
+
+    def candidates(self, recv: int) -> list[int]:
+        """The sends that a receive from whoever sends may take: those that nobody has received."""
+        site = self.site(recv)
+        channel = (site.group, site.rank, site.tag)
+        return [send for send in self.unmatched(Kind.SEND) if (s := self.site(send)) and (s.group, s.peer, s.tag) == channel]
 
     def unmatched(self, kind: Kind) -> list[int]:
         """The sends or receives without another end."""

@@ -5,6 +5,7 @@ gloo notices few of them. A receive that is too long keeps old values, float32 a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def _when(columns: Columns, mismatch: Mismatch) -> tuple[int, tuple[int, ...]]:
 
 
 def _unequal_messages(columns: Columns, matching: Matching) -> Iterator[Mismatch]:
-    sends = np.flatnonzero((columns.kind == Kind.SEND) & (matching.partner != NOBODY))
+    sends = np.flatnonzero((columns.kind == Kind.SEND) & (matching.partner != NOBODY) & matching.is_sure)
     recvs = matching.partner[sends]
     pairs = columns.site[sends].astype("i8") * len(columns.sites) + columns.site[recvs]
     for first in np.unique(pairs, return_index=True)[1]:
@@ -82,6 +83,8 @@ def _difference(sites: list[Site], members: tuple[int, ...]) -> str:
     """What differs between the calls of one collective; empty, if they fit."""
     if len({site.kind for site in sites}) > 1:
         return "order"
+    if len({site.name for site in sites}) > 1:
+        return "form"
     if sites[0].kind in HAS_ROOT and len({site.peer for site in sites}) > 1:
         return "root"
     if len({site.reduce_op for site in sites}) > 1:
@@ -94,7 +97,7 @@ def _difference(sites: list[Site], members: tuple[int, ...]) -> str:
               and (taken := _taken(giver, taker, members)) is not None]  # fmt: skip
     if any(np.prod(given, dtype="i8") != np.prod(taken, dtype="i8") for given, taken in pieces):
         return "size"
-    if len({site.name for site in sites}) == 1 and any(given != taken for given, taken in pieces):
+    if any(given != taken for given, taken in pieces):
         return "shape"
     return ""
 
@@ -119,7 +122,8 @@ def _piece(shapes: tuple[Shape, ...], number: int) -> Shape | None:
 
 def _collective_text(what: str, calls: list[int], columns: Columns, matching: Matching) -> str:
     sites = [matching.site(call) for call in calls]
-    told = [paragraph(ranks, columns.world_size, words, first) for ranks, words, first in together(sites, columns.groups)]
+    verb = partial(does, in_full=what in ("size", "shape"))
+    told = [paragraph(ranks, columns.world_size, words, first) for ranks, words, first in together(sites, columns.groups, verb)]
     if len(told) > _SHOWN_CALLS:
         told[_SHOWN_CALLS:] = [f"And {len(told) - _SHOWN_CALLS} more, each in its own way."]
     number = matching.number_in_group(int(matching.meeting[calls[0]]))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allhands.events import HAS_LIMIT, ROW
+from allhands.events import HAS_FAILED, HAS_LIMIT, ROW
 
 _FIRST_BYTES = 1 << 16  # a multiple of what any system maps at once
 _LARGEST_BYTES = 1 << 22
@@ -117,7 +117,8 @@ class Pen:
     def waiting(self, site: int, has_limit: bool) -> Iterator[None]:
         """Write down an operation that is waited for at once, for as long as this is entered."""
         row = view, place = self.row(site)
-        view[place + WAITED] = self.head[0] = next(ticks) | (HAS_LIMIT if has_limit else 0)
+        view[place + WAITED] = next(ticks) | (HAS_LIMIT if has_limit else 0)
+        self.head[0] = next(ticks)
         try:
             yield
         except BaseException:
@@ -200,10 +201,14 @@ class Message:
         view[place + WAITED] = head[0] = next(ticks)
         if timeout or named:  # The wait may end by itself.
             view[place + WAITED] |= HAS_LIMIT
+        failed = HAS_FAILED
         try:
-            return self._work.wait(*timeout, **named)
+            result = self._work.wait(*timeout, **named)
+            failed = 0
         finally:
-            view[place + OVER] = head[0] = next(ticks)
+            view[place + OVER] = next(ticks) | failed
+            head[0] = next(ticks)
+        return result
 
     def _note_over(self) -> None:
         """Whoever asks until the work is over has waited for it in his own way."""

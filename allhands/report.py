@@ -81,6 +81,8 @@ def _hint(error: BaseException) -> str:
         return _MEMORY_HINT
     if "initialize the default process group twice" in message:
         return "Ranks are born with their process group: leave init_process_group out."
+    if _is_lost_connection(error):
+        return "The other end has gone: did a rank end, or call destroy_process_group, before all were through?"
     if "Pair is not connected" in message:
         return "A rank cannot send to itself, or receive from itself."
     return ""

@@ -14,6 +14,7 @@ from allhands.stack import tell
 from allhands.trace import Trace
 from allhands.wording import does
 
+_SHORT_TITLES_FROM = 200  # operations: titles then tell the innermost line only
 _ROUND = (15.0, 92.0)  # the least and the most width of one round
 
 
@@ -134,7 +135,8 @@ class SpaceTime(Lanes):
 
     def _told(self, index: int) -> str:
         site = self.matching.site(index)
-        where = tell(site.place)
+        is_long = len(self.columns) > _SHORT_TITLES_FROM
+        where = tell([frame for frame in site.place if not frame.is_library][-1:] if is_long else site.place)
         return does(site, self.columns.groups) + (f"\n{where}" if where else "")
 
 

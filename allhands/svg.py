@@ -1,8 +1,14 @@
 """SVG, written by hand: a few shapes, numbers to a tenth of a pixel, so that the same picture is the same text everywhere."""
 
-from html import escape
+import re
+from html import escape as escape_html
 
 from allhands.palette import FONT, INK
+
+
+def escape(text: str, quote: bool = True) -> str:
+    """Text to stand in XML, which has no room for most control characters."""
+    return escape_html(re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text), quote)
 
 
 def number(value: float) -> str:

@@ -36,12 +36,19 @@ def load(site: Site) -> str:
     return f"{tensors(site.dtype, site.shapes)} ({count(site.bytes_out if site.given else site.bytes_in, 'byte')})"
 
 
+def load_in_full(site: Site) -> str:
+    """What is handed over and what is wanted, where both are there and differ: `float32[2] out, 3 × float32[2] in`."""
+    if not site.given or not site.taken or site.given == site.taken:
+        return load(site)
+    return f"{tensors(site.dtype, site.given)} out, {tensors(site.dtype, site.taken)} in"
+
+
 def call(site: Site) -> str:
     """A collective as it was called: `all_reduce(SUM)`, `broadcast(from rank 0)`."""
     parts = [site.reduce_op] if site.reduce_op else []
     if site.kind in HAS_ROOT and site.peer != NO_PEER:
         parts.append(f"{'to' if site.kind in (Kind.REDUCE, Kind.GATHER) else 'from'} rank {site.peer}")
-    return f"{site.kind.label}({', '.join(parts)})" if parts else site.kind.label
+    return f"{site.name}({', '.join(parts)})" if parts else site.name
 
 
 def on_group(site: Site, groups: Sequence[Sequence[int]]) -> str:
@@ -76,7 +83,7 @@ def _tag(site: Site) -> str:
     return f" with tag {site.tag}" if site.tag else ""
 
 
-def does(site: Site, groups: Sequence[Sequence[int]]) -> str:
+def does(site: Site, groups: Sequence[Sequence[int]], in_full: bool = False) -> str:
     """What an operation does, to follow a rank's name: `sends float32[4] (16 bytes) to rank 1`."""
     if site.kind is Kind.SEND:
         return f"sends {load(site)} to rank {site.peer}{_tag(site)}{on_group(site, groups)}"
@@ -85,7 +92,7 @@ def does(site: Site, groups: Sequence[Sequence[int]]) -> str:
         return f"receives {load(site)} from {source}{_tag(site)}{on_group(site, groups)}"
     if site.kind is Kind.NEW_GROUP:
         return f"makes {group_name(site.group, groups)}"
-    of = f" with {load(site)}" if site.shapes else ""
+    of = f" with {(load_in_full if in_full else load)(site)}" if site.shapes else ""
     return f"calls {call(site)}{of}{on_group(site, groups)}{' in backward' if site.is_in_backward else ''}"
 
 

@@ -5,9 +5,12 @@ A program that hangs calls `now()` just before, so that the test knows how long 
 
 import os
 import signal
+import tempfile
 import threading
 import time
+from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -145,6 +148,21 @@ def two_threads_that_both_wait():
         dist.recv(torch.zeros(1), 1)
     else:
         dist.recv(torch.zeros(1), 0)
+
+
+def an_isend_that_was_not_kept():
+    rank, _ = me()
+    if rank == 0:
+        dist.isend(torch.zeros(1), 1)
+    else:
+        time.sleep(0.5)
+        now()
+        dist.recv(torch.zeros(1), 0)
+
+
+def from_anybody_where_there_is_nobody():
+    now()
+    dist.recv(torch.zeros(1))
 
 
 # --- collectives --------------------------------------------------------------------------------------------------
@@ -343,6 +361,67 @@ def begun_long_before_it_is_awaited():
     else:
         time.sleep(1)
         dist.all_reduce(torch.zeros(1))
+
+
+def a_wait_with_a_time_of_its_own():
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.irecv(torch.zeros(1), 1).wait(timedelta(seconds=1))
+
+
+def a_barrier_with_a_time_of_its_own():
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="monitoredBarrier"):
+            dist.monitored_barrier(timeout=timedelta(seconds=1))
+
+
+def a_group_with_a_time_of_its_own():
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.zeros(1), group=group)
+
+
+def a_collective_that_was_refused():
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.all_gather([torch.zeros(3)] * 3, torch.zeros(3))
+        with pytest.raises(RuntimeError):
+            dist.irecv(torch.zeros(3), 0)
+    dist.barrier()
+
+
+def a_world_of_fewer_ranks():
+    rank, size = me()
+    where = [f"{tempfile.mkdtemp()}/store"]
+    dist.broadcast_object_list(where, 0)
+    dist.destroy_process_group()
+    if rank:
+        dist.init_process_group("gloo", init_method=f"file://{where[0]}", rank=rank - 1, world_size=size - 1)
+        if rank == 1:
+            time.sleep(1)
+            dist.send(torch.zeros(1), 1)
+        if rank == 2:
+            dist.recv(torch.zeros(1), 0)
+        group = dist.new_group([1, 0])
+        dist.all_reduce(torch.zeros(1), group=group)
+
+
+def two_receives_of_which_one_is_from_anybody():
+    """Who got whose message is known only when both are through."""
+    rank, _ = me()
+    if rank == 0:
+        first = dist.irecv(torch.zeros(4))
+        dist.barrier()
+        time.sleep(1)
+        dist.recv(torch.zeros(8), 1)
+        first.wait()
+    elif rank == 2:
+        dist.send(torch.zeros(4), 0)
+        dist.barrier()
+    else:
+        dist.barrier()
+        dist.send(torch.zeros(8), 0)
 
 
 def with_an_idle_thread():

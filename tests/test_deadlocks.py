@@ -22,6 +22,12 @@ LOOKS_LIKE_ONE = {
     "a_group_that_one_makes_later": 2,
     "a_slow_backward": 2,
     "begun_long_before_it_is_awaited": 2,
+    "a_wait_with_a_time_of_its_own": 2,
+    "a_barrier_with_a_time_of_its_own": 2,
+    "a_group_with_a_time_of_its_own": 2,
+    "a_collective_that_was_refused": 2,
+    "a_world_of_fewer_ranks": 3,
+    "two_receives_of_which_one_is_from_anybody": 3,
 }
 
 # What is said of each hang; HERE stands for its line in hangs.py, which must be the one that is shown below it.
@@ -220,6 +226,31 @@ Rank 1 of 2 waits to receive float32[1] (4 bytes) from rank 0:
 Let one of them send first, or start with irecv and wait after the send.
 """,
     ),
+    "an_isend_that_was_not_kept": (
+        2,
+        """\
+Deadlock: rank 1 of 2 waits for what can never come.
+
+Rank 1 of 2 waits to receive float32[1] (4 bytes) from rank 0:
+  HERE
+      dist.recv(torch.zeros(1), 0)
+
+Rank 0 did send it, but with an isend that it did not wait for.
+A send that is let go of before it is through is lost: keep what isend returns, and call wait().
+""",
+    ),
+    "from_anybody_where_there_is_nobody": (
+        1,
+        """\
+Deadlock: the only rank waits for what can never come.
+
+The only rank waits to receive float32[1] (4 bytes) from whoever sends:
+  HERE
+      dist.recv(torch.zeros(1))
+
+There is no other rank that could send.
+""",
+    ),
     "some_do_not_call": (
         3,
         """\
@@ -379,7 +410,7 @@ def test_a_hang_is_explained_within_a_second(name):
     with pytest.raises(RankDeadlock) as caught:
         run(getattr(hangs, name), world_size=world_size)
     formed = max(float(line) for text in caught.value.output for line in text.split())
-    assert time.monotonic() - formed < 1
+    assert time.monotonic() - formed < (2.5 if name == "an_isend_that_was_not_kept" else 1)  # That one could still be on its way.
     assert without_places(str(caught.value), name) == told.removesuffix("\n")
 
 

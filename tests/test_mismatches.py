@@ -131,6 +131,7 @@ def both(first, others):
             "about the size of",
         ),
         (lambda: dist.barrier(), lambda: dist.all_reduce(zeros(1)), "different order"),
+        (lambda: dist.barrier(), lambda: dist.monitored_barrier(), "about the form of"),
         (
             lambda: (dist.all_reduce(zeros(1)), dist.broadcast(zeros(1), 0)),
             lambda: (dist.broadcast(zeros(1), 0), dist.all_reduce(zeros(1))),
@@ -147,6 +148,12 @@ def test_the_calls_of_a_collective(first, others, told):
     assert "Rank 0 of 2 calls" in text and "Rank 1 of 2 calls" in text
     assert text.count("tests/test_mismatches.py, line") >= 2
     assert "terminate" not in text
+
+
+def test_pieces_are_told_in_full():
+    uneven = lambda *into: lambda: dist.all_to_all_single(zeros(4), zeros(4), [2, 2], list(into))  # noqa: E731
+    text = error_of(both(uneven(2, 2), uneven(1, 3)))
+    assert "Rank 1 of 2 calls all_to_all_single with float32[1], float32[3] out, 2 × float32[2] in:" in text
 
 
 def test_a_collective_in_a_group():
@@ -225,6 +232,22 @@ def test_a_send_that_nobody_received_is_a_warning_if_nobody_waited_for_it(capsys
     assert warning.startswith("Rank 0 of 2 sends float32[4] (16 bytes) to rank 1 (3 times):\n  tests/test_mismatches.py, line ")
     assert warning.endswith("      dist.isend(zeros(4), 1)\nNobody received it.")
     assert capsys.readouterr().out == f"Warning: {warning}\n"
+
+
+def test_a_send_that_was_not_waited_for_is_a_warning_though_it_came():
+    def leave():
+        if dist.get_rank() == 0:
+            work = dist.isend(zeros(4), 1)
+            dist.barrier()
+            del work
+        else:
+            dist.recv(zeros(4), 0)
+            dist.barrier()
+
+    (warning,) = run(leave, world_size=2).warnings
+    assert warning.endswith(
+        "It was not waited for. A send that is let go of before it is through is lost: keep what isend returns, and call wait()."
+    )
 
 
 def test_a_receive_that_was_not_waited_for_is_a_warning():

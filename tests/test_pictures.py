@@ -265,6 +265,29 @@ def test_a_picture_is_the_same_every_time_and_says_itself_to_a_screen_reader():
     assert repr(draw(run(chain))) == "[picture: 4 ranks: 3 messages in 3 rounds]"
 
 
+def test_code_that_xml_has_no_room_for(tmp_path, monkeypatch):
+    (tmp_path / "odd_code_of_a_learner.py").write_text(
+        "import torch.distributed as dist\ndef f():\n    x = '\x1b < & \x0b'; dist.barrier()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import odd_code_of_a_learner
+
+    titles = [title.text for title in ElementTree.fromstring(draw(run(odd_code_of_a_learner.f, world_size=2)).svg).iter(f"{SVG}title")]
+    assert any("x = '\ufffd < & \ufffd'; dist.barrier()" in title for title in titles)
+
+
+def test_the_largest_picture_in_full_is_not_too_large():
+    def everybody_to_everybody_with_a_rather_long_name_of_the_function_that_sends():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        others = [other for other in range(size) if other != rank]
+        works = [*[dist.isend(x(), other) for other in others], *[dist.irecv(x(), other) for other in others if other is not None]]
+        for work in works:
+            work.wait()
+
+    picture = draw(run(everybody_to_everybody_with_a_rather_long_name_of_the_function_that_sends, world_size=16))
+    assert "Condensed" not in picture.svg and len(picture.svg) < 150_000
+
+
 def test_what_cannot_be_drawn():
     with pytest.raises(TypeError, match="a trace, a RankError, or a figure, but got int"):
         draw(3)

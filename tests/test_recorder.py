@@ -167,6 +167,75 @@ def test_torchs_functional_collectives_are_seen_with_their_waits():
     assert all(event.site.name == "all_reduce" and event.waited for event in job.trace)
 
 
+def test_torchs_functional_gathers_and_dtensors():
+    def talk():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        group = dist.group.WORLD
+        gathered = functional.all_gather_tensor(torch.ones(2) * dist.get_rank(), 0, group) + 0
+        scattered = functional.reduce_scatter_tensor(torch.ones(4), "sum", 0, group) + 0
+        whole = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)]).redistribute(placements=[Replicate()])
+        return gathered.tolist(), scattered.tolist(), whole.to_local().tolist()
+
+    job = run(talk, world_size=2)
+    assert job.results == [([0.0, 0.0, 1.0, 1.0], [2.0, 2.0], [0.0, 1.0, 2.0, 3.0])] * 2
+    assert kinds(job)["reduce_scatter"] == 2 and kinds(job)["all_gather"] >= 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_tensors_at_once():
+    def talk():
+        import warnings
+
+        warnings.simplefilter("ignore")
+        x = [torch.ones(3), torch.ones(2, 2)]
+        outputs = [[torch.zeros(3), torch.zeros(2, 2)] for _ in range(2)]
+        dist.all_gather_coalesced(outputs, x)
+        dist.all_reduce_coalesced(x)
+        return outputs[1][1].sum().item(), x[0][0].item()
+
+    job = run(talk, world_size=2)
+    assert job.results == [(4.0, 2.0)] * 2
+    assert sites(job) == [("all_gather_coalesced", ((7,),), ((7,), (7,))), ("all_reduce_coalesced", ((7,),), ((7,),))]
+
+
+def test_sparse_tensors():
+    def talk():
+        x = torch.tensor([1.0, 0.0, 2.0]).to_sparse()
+        dist.all_reduce(x)
+        return x.to_dense().tolist()
+
+    job = run(talk, world_size=2)
+    assert job.results == [[2.0, 0.0, 4.0]] * 2
+    (site, _) = (event.site for event in job.trace)
+    assert (site.given, site.bytes_out) == (((3,),), 2 * 8 + 2 * 4)  # two indices, two values
+
+
+def test_calls_of_the_group_itself():
+    """As communication hooks of DDP make them."""
+
+    def talk():
+        group = dist.group.WORLD
+        x = torch.ones(2)
+        group.allreduce([x]).wait()
+        group.allreduce(x, dist.ReduceOp.MAX).wait()
+        group.broadcast(x, 1).wait()
+        group.barrier().wait()
+        assert group._get_backend(torch.device("cpu")).size() == 2
+        assert [device.type for device in group._device_types] == ["cpu"] and group.get_group_store() is not None
+        return x.tolist()
+
+    job = run(talk, world_size=2)
+    assert job.results == [[2.0, 2.0]] * 2
+    assert [(event.site.name, event.site.reduce_op) for event in job.trace if event.site.rank == 0] == [
+        ("all_reduce", "SUM"),
+        ("all_reduce", "MAX"),
+        ("broadcast", ""),
+        ("barrier", ""),
+    ]
+
+
 def test_a_run_that_is_not_recorded():
     def plain():
         dist.all_reduce(torch.ones(1))
@@ -339,6 +408,31 @@ def test_flops_and_bytes_by_hand():
     ]
     assert "FLOPs" in repr(job.trace.ledger())
     assert "compute" not in kinds(run(train, world_size=1))
+
+
+def test_flops_of_a_split_model_are_each_ranks_own():
+    def train():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        layers = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 4, bias=False))
+        split = parallelize_module(layers, init_device_mesh("cpu", (3,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        split(torch.ones(2, 4)).sum().backward()
+
+    forward = 2 * (2 * 4 * 6) + 2 * (2 * 6 * 4)  # both layers, 2 rows
+    backward = 2 * forward - 2 * (2 * 4 * 6)  # twice that, but for the gradient of the input
+    job = run(train, world_size=3, record="compute")
+    assert [account.flops for account in job.trace.ledger().ranks] == [(forward + backward) // 3] * 3
+
+
+def test_flops_of_attention():
+    def attend():
+        q = torch.ones(1, 2, 8, 4, requires_grad=True)
+        nn.functional.scaled_dot_product_attention(q, q, q)
+
+    heads, length, width = 2, 8, 4
+    flops = run(attend, world_size=1, record="compute").trace.ledger().total.flops
+    assert flops == 2 * (2 * heads * length * length * width)  # q·kᵀ, and the weights · v
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

@@ -61,7 +61,17 @@ def test_modules_import_one_way(module):
     assert imports_of(PACKAGE / f"{module}.py") <= below
 
 
-@pytest.mark.parametrize(("module", "forbidden"), [("forkserver", {"torch", "IPython"}), ("launch", {"IPython"}), ("rank", {"IPython"})])
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("forkserver", {"torch", "IPython"}),
+        ("trace", {"torch", "IPython"}),  # Whatever reads a record must not need what made it.
+        ("deadlock", {"torch", "IPython"}),
+        ("pictures", {"torch", "IPython", "matplotlib"}),
+        ("launch", {"IPython", "matplotlib"}),
+        ("rank", {"IPython", "matplotlib"}),
+    ],
+)
 def test_what_a_module_does_not_import(module, forbidden):
     """The fork server's handle must not wait for torch, and nothing but the notebook may bring in IPython."""
     program = f"import sys, allhands.{module}; print(sorted({forbidden!r} & sys.modules.keys()))"
@@ -140,6 +150,24 @@ def test_a_changed_output_turns_nbval_red(tmp_path):
     done = pytest_as_here(tmp_path, "changed.ipynb", "--nbval", "--nbval-current-env")
     assert "1 failed" in done.stdout and "tensor([6., 7.])" in done.stdout
     assert "changed.ipynb::changed: One cell, four processes, code cell 2" in done.stdout
+
+
+def test_a_changed_picture_turns_nbval_red(tmp_path):
+    """One coordinate of one arrow, in the still figure below the slider."""
+    notebook = nbformat.read(ROOT / "notebooks" / "start_here.ipynb", as_version=4)
+    (last,) = notebook.cells[-2].outputs
+    before = last.data["text/html"]
+    last.data["text/html"] = before.replace('x2="', 'x2="1', 1)
+    assert last.data["text/html"] != before and before.count("<svg") == 1
+    nbformat.write(notebook, tmp_path / "changed.ipynb")
+    done = pytest_as_here(tmp_path, "changed.ipynb", "--nbval", "--nbval-current-env")
+    assert "1 failed" in done.stdout and "changed: See what they send, code cell 11" in done.stdout
+
+
+def test_no_widget_is_stored():
+    """JupyterLab would show an error over the figure."""
+    for path in NOTEBOOKS:
+        assert "widget-view" not in path.read_text() and "widget-state" not in path.read_text()
 
 
 def pytest_as_here(folder, path, *options, **environment):

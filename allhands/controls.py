@@ -97,6 +97,8 @@ class Explorer(VBox):
                 raise
             except Exception as error:
                 shown = _shown_error(error)
+        if not shown.text and not printed:
+            shown = _as_text(f"{getattr(self._fn, '__name__', 'The function')} returned nothing: does it end with return?")
         return _as_text("".join(printed).removesuffix("\n")) + shown
 
     def _moved(self, _: Any) -> None:
@@ -137,7 +139,7 @@ class Explorer(VBox):
         return bundle
 
 
-def explore(fn: Callable[..., Any], **controls: Any) -> Explorer:
+def explore(fn: Callable[..., Any], *unnamed: Any, **controls: Any) -> Explorer:
     """Show `fn(name=value, …)` under a control for each name, and make it anew whenever one is moved.
 
     A control is one of ipywidgets' abbreviations: `(1, 8)` or `(1, 8, 1)` a slider, a list a choice, a bool a box to tick, a text a field;
@@ -148,14 +150,20 @@ def explore(fn: Callable[..., Any], **controls: Any) -> Explorer:
     """
     if not callable(fn):
         raise without_traceback(TypeError(f"explore needs a function, but got {type(fn).__name__}: write explore(fn, world_size=(1, 8))"))
-    if not controls:
-        raise without_traceback(TypeError("explore needs something to move: write explore(fn, world_size=(1, 8))"))
+    if unnamed or not controls:
+        raise without_traceback(TypeError("explore needs something to move, by its name: write explore(fn, world_size=(1, 8))"))
     widgets = {}
     for name, abbreviation in controls.items():
-        widget = interactive.widget_from_abbrev(abbreviation, abbreviation)
+        try:
+            widget = interactive.widget_from_abbrev(abbreviation, abbreviation)
+        except Exception:  # ipywidgets and traitlets have their own ways to say that they cannot use it.
+            widget = None
         if not isinstance(widget, ValueWidget):
             raise without_traceback(
-                TypeError(f"{name}={abbreviation!r} is no control: give a range as (1, 8), a list, True or False, a text, or a widget")
+                TypeError(
+                    f"{name}={abbreviation!r} is no control: "
+                    "give a range from small to large as (1, 8), a list, True or False, a text, or a widget"
+                )
             )
         if not widget.description:
             widget.description = name

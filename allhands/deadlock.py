@@ -144,13 +144,19 @@ class _Judge:
             rank = queue.pop()
             if rank in core:
                 continue
-            operation = self.stuck[rank][0]
+            operation = min(self.stuck[rank], key=self._place_in_program)
             dead = [other for other in operation.needs if other in self.finished or other in self.stuck]
             over = [other for other in dead if other in self.finished]
             reasons = dead if self._is_from_any(operation) else over or dead[:1]
             core[rank] = Stuck(rank, operation.operation, tuple(reasons))
             queue += [other for other in reasons if other not in self.finished]
         return core
+
+    def _place_in_program(self, each: Stuck) -> tuple[object, ...]:
+        """Of several threads that are stuck the same one is shown every time, one on a line of the reader's if there is one."""
+        site = self.matching.site(each.operation)
+        lines = tuple((frame.filename, frame.line) for frame in site.place if not frame.is_library)
+        return (not lines, lines, site.tag, each.operation)
 
     # The words.
 
@@ -231,6 +237,13 @@ class _Judge:
     def _why_circle(self, core: list[Stuck], kinds: set[Kind]) -> str:
         links = [f"{each.rank} {'' if place else 'waits '}for {' and '.join(map(str, each.needs))}" for place, each in enumerate(core)]
         chain = ", ".join(links if len(links) <= _SHOWN_LINKS else [*links[: _SHOWN_LINKS - 1], "and so on"])
+        is_first = not any(self._has_talked(each) for each in core)
+        if kinds == {Kind.RECV} and not is_first:
+            return f"{chain}: everybody waits to receive, and nobody sends.\nDoes one of them leave out a send, or send it to another rank?"
+        if kinds == {Kind.SEND} and not is_first:
+            return (
+                f"{chain}: everybody waits to send, and nobody receives.\nDoes one of them leave out a recv, or receive from another rank?"
+            )
         if kinds == {Kind.RECV}:
             return (
                 f"{chain}: everybody receives first, and nobody sends.\n"
@@ -242,6 +255,15 @@ class _Judge:
                 "Let one of them receive first, or start with isend and wait after the receive."
             )
         return f"{chain}: each waits for another one to go on."
+
+    def _has_talked(self, each: Stuck) -> bool:
+        """Whether a rank has sent or received anything before it got stuck."""
+        mine = (
+            (self.columns.rank == each.rank)
+            & (self.matching.partner != NOBODY)
+            & (self.columns.issued < self.columns.issued[each.operation])
+        )
+        return bool(mine.any())
 
     def _other_tag(self, each: Stuck, site: Site) -> str:
         """If the peer's other end is there, and only the tag or the group is another one."""

@@ -75,7 +75,7 @@ class Lanes:
         if self.deadlock:
             return self.deadlock.standing.partition("\n")[0]
         waits = np.nansum(self.timeline.began - self.timeline.wait_began, where=self.timeline.began > self.timeline.wait_began)
-        return f"Time goes to the right. In all, ranks wait for {int(waits)} rounds for their turn."
+        return f"Time goes to the right. Waiting, added up over all ranks: {count(int(waits), 'round')}."
 
 
 def neighbours(numbers: list[int]) -> list[tuple[int, int]]:

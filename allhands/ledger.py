@@ -40,7 +40,7 @@ _TITLES = {
     "collectives": "collectives",
     "bytes_out": "bytes out",
     "bytes_in": "bytes in",
-    "rounds": "rounds",
+    "rounds": "last round",
     "flops": "FLOPs",
     "bytes_read": "bytes read",
     "bytes_written": "bytes written",
@@ -53,8 +53,8 @@ class Ledger:
 
     A message is one send with its receive. A collective of the library is one call: its bytes are those of the tensors that the rank
     hands to it and gets from it; which messages it is made of inside is the library's affair. Rounds: steps in which a rank sends one
-    message at most and receives one at most; a collective is one step. With `record="compute"` also the FLOPs of operators, and the
-    bytes that they read and wrote.
+    message at most and receives one at most; a collective is one step. A rank's last round is the one in which it was through. With
+    `record="compute"` also the FLOPs of operators, and the bytes that they read and wrote.
     """
 
     def __init__(self, columns: Columns, timeline: Timeline) -> None:

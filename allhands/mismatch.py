@@ -15,6 +15,7 @@ from allhands.matching import NOBODY, Matching
 from allhands.wording import count, does, on_group, paragraph, together
 
 _SHOWN_CALLS = 6
+_GLOO = "gloo, which carries the messages,"
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ def _message_text(sent: Site, received: Site, columns: Columns) -> str:
     if (sent.dtype, sent.shapes) == (received.dtype, received.shapes):
         return ""
     if sent.dtype != received.dtype:
-        what, effect = "dtype", f"The backend does not convert: the bytes of {sent.dtype} numbers are read as {received.dtype}."
+        what = "dtype"
+        effect = f"{_GLOO} does not convert: the bytes of {sent.dtype} numbers are read as {received.dtype}. Give both ends one dtype."
     elif sent.bytes_out < received.bytes_in:
         what = "size"
-        effect = f"The backend does not notice: behind the first {count(sent.bytes_out, 'byte')} the tensor keeps what it held before."
+        kept = f"behind the first {count(sent.bytes_out, 'byte')} the tensor keeps what it held before"
+        effect = f"{_GLOO} does not notice: {kept}. Make both tensors the same size."
     elif sent.bytes_out > received.bytes_in:
-        what, effect = "size", "The backend ends the process of a rank that gets more than it has room for."
+        what, effect = "size", f"{_GLOO} ends the process of a rank that gets more than it has room for. Make both tensors the same size."
     else:
         what, effect = "shape", "The numbers arrive in the order of memory, whatever the shape: reshape one of the two."
     ends = [paragraph([site.rank], columns.world_size, does(site, columns.groups), site) for site in (sent, received)]

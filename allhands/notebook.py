@@ -12,7 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from allhands.cell import Cell, CellValue
-from allhands.errors import CellSyntaxError, RankDeadlock
+from allhands.errors import CellSyntaxError, RankDeadlock, RankError
 from allhands.job import COMPUTE
 from allhands.launch import run
 from allhands.pictures import draw
@@ -36,7 +36,9 @@ class RanksMagic(Magics):
 
     @magic_arguments()
     @argument("world_size", nargs="?", default="4", help="Number of ranks (4 if left out). A variable goes in braces: %%%%ranks {n}.")
-    @argument("--as", dest="name", help="Keep the Run: NAME.results (values of the last line), NAME.output, NAME.trace.")
+    @argument(
+        "--as", dest="name", help="Keep the Run: NAME.results (values of the last line), NAME.output, NAME.trace; the error, if it fails."
+    )
     @argument("--timeout", type=float, default=30.0, help="Seconds until the ranks are stopped (30; inf: never).")
     @argument("--seed", type=int, default=0, help="The ranks' random numbers are made from it (0): every run draws the same.")
     @argument(
@@ -76,6 +78,10 @@ class RanksMagic(Magics):
             job = run(body, world_size=world_size, timeout=options.timeout, record=record, seed=options.seed, stream=options.stream)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%ranks: {error}") from None
+        except RankError as error:
+            if options.name is not None:
+                notebook[options.name] = error  # What was there before would be taken for this run's.
+            raise
         if options.name is not None:
             notebook[options.name] = replace(job, results=[value and value.value for value in job.results])
         return RankValues(job.results) if any(job.results) else None

@@ -27,9 +27,11 @@ def draw(what: Any) -> Picture:
         return Picture(charts.to_svg(what), f"[chart: {charts.title_of(what)}]")
     trace = what if isinstance(what, Trace) else getattr(what, "recorded", NotImplemented)
     if trace is NotImplemented:
-        raise without_traceback(TypeError(f"draw needs what run() gave, a trace, a RankError, or a figure, but got {type(what).__name__}"))
+        raise without_traceback(
+            TypeError(f"draw needs what run() gave, a trace, a RankError, or a figure, but got {type(what).__name__}: write draw(job)")
+        )
     if trace is None:
-        raise without_traceback(ValueError("this run was not recorded: leave record=False out"))
+        raise without_traceback(ValueError("this run was not recorded: leave record=False (or --record off) out"))
     size = {"ranks": trace.world_size, "operations": len(trace), "rounds": trace.timeline.rounds}
     is_small = all(size[name] <= limit for name, limit in _LARGEST.items())
     return (SpaceTime if is_small else Condensed)(trace, getattr(what, "deadlock", None)).picture()

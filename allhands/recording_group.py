@@ -92,6 +92,13 @@ class RecordingGroup(dist.ProcessGroup):
 
     # Messages.
 
+    def _no_such_rank(self, peer: int) -> ValueError:
+        """Gloo would wait for it for ever."""
+        last = self._size - 1
+        hint = "In a ring, the rank after the last is 0: (rank + 1) % world_size" if peer == self._size else ""
+        hint = hint or ("In a ring, the rank before 0 is the last: (rank - 1) % world_size" if peer == -1 else "")
+        return ValueError(f"there is no rank {peer}: ranks go from 0 to {last}{f'. {hint}' if hint else ''}")
+
     def _message_site(self, key: tuple[Any, ...], frame: FrameType | None, is_from_any: bool = False) -> int:
         """A new site, spelt out from its key."""
         kind, group, peer, tag, shape, dtype, thread, *_ = key
@@ -113,6 +120,8 @@ class RecordingGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Message:
         """Hand on a send. It is written down while the data already goes."""
+        if not 0 <= peer < self._size:
+            raise self._no_such_rank(peer)
         work = self.inner.send(tensors, peer, tag)
         tensor = tensors[0]
         key = with_stack([_SEND, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
@@ -121,6 +130,8 @@ class RecordingGroup(dist.ProcessGroup):
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Message:
         """Hand on a receive. It is written down first: what comes may end this process, if it is too large."""
+        if not 0 <= peer < self._size:
+            raise self._no_such_rank(peer)
         tensor = tensors[0]
         key = with_stack([_RECV, self._number, peer, tag, tensor.shape, tensor.dtype, get_ident()], frame_of_caller(2))
         current = pen.current

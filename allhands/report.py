@@ -97,8 +97,8 @@ def _name_hint(error: NameError) -> str:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    known = {*last.tb_frame.f_locals, *last.tb_frame.f_globals, *dir(builtins)} if last is not None else set()
-    close = difflib.get_close_matches(error.name or "", sorted(known), n=1)
+    known = {*last.tb_frame.f_locals, *last.tb_frame.f_globals} if last is not None else set()
+    close = [match for names in (known, dir(builtins)) for match in difflib.get_close_matches(error.name or "", sorted(names), n=1)]
     if close:
         return f"Did you mean {close[0]}?"
     return "If another %%ranks cell made it: ranks are new in every run, and what they made is gone with them."

@@ -47,7 +47,7 @@ class SpaceTime(Lanes):
                 parts.append(svg.line(end, self.y(rank), self.edge, self.y(rank), palette.INK, 1, opacity=0.25, stroke_dasharray="1 5"))
             if not is_open:
                 parts.append(
-                    svg.line(end, self.y(rank) - 5, end, self.y(rank) + 5, palette.INK, 1.5, f"rank {rank} has finished", opacity=0.6)
+                    svg.line(end, self.y(rank) - 5, end, self.y(rank) + 5, palette.INK, 1.5, f"rank {rank} ends here", opacity=0.6)
                 )
         parts += [*self._bands(), *self._waits(), *self._arrows(), *self._pointers()]
         width = self.edge + (190 if self.stuck else 20)

@@ -56,7 +56,7 @@ class Run:
     def trace(self) -> Trace:
         """Every operation of every rank. Raises ValueError if the run was not recorded."""
         if self.recorded is None:
-            raise without_traceback(ValueError("this run was not recorded: leave record=False out"))
+            raise without_traceback(ValueError("this run was not recorded: leave record=False (or --record off) out"))
         return self.recorded
 
     @property

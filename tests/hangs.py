@@ -81,6 +81,19 @@ def one_round_too_many():
         work.wait()
 
 
+def one_answer_too_few():
+    """Messages have gone to and fro, and now both receive."""
+    now()
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(1), 1)
+        dist.recv(torch.zeros(1), 1)
+        dist.recv(torch.zeros(1), 1)
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.zeros(1), 0)
+        dist.recv(torch.zeros(1), 0)
+
+
 def another_tag():
     now()
     if dist.get_rank() == 0:

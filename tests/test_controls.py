@@ -44,10 +44,10 @@ def test_the_first_result_is_there_at_once_also_without_a_front_end(notebook):
     reply = notebook.cell("explorer = explore(show, world_size=(1, 5))\nexplorer")
     assert reply.shown == (
         "world_size=3\nranks: 3\n".replace("ranks", "[0] ranks") + "[picture: 3 ranks: 6 messages in 2 rounds]\n"
-        "rank         messages out  messages in  bytes out  bytes in  rounds\n"
-        "───────────────────────────────────────────────────────────────────\n"
-        "each of 0-2             2            2          8         8       2\n"
-        "total                   6            6         24        24       2"
+        "rank         messages out  messages in  bytes out  bytes in  last round\n"
+        "───────────────────────────────────────────────────────────────────────\n"
+        "each of 0-2             2            2          8         8           2\n"
+        "total                   6            6         24        24           2"
     )
     assert reply.printed == ""
     bundle = notebook.cell("data = explorer._repr_mimebundle_()\nprint(sorted(data), data['text/html'].count('<svg'))").printed
@@ -107,8 +107,13 @@ def test_printed_text_of_other_cells_is_theirs(notebook):
     ("source", "told"),
     [
         ("explore(3, n=(1, 2))", "TypeError: explore needs a function, but got int: write explore(fn, world_size=(1, 8))"),
-        ("explore(show)", "TypeError: explore needs something to move: write explore(fn, world_size=(1, 8))"),
-        ("explore(show, world_size=object)", "is no control: give a range as (1, 8), a list, True or False, a text, or a widget"),
+        ("explore(show)", "TypeError: explore needs something to move, by its name: write explore(fn, world_size=(1, 8))"),
+        ("explore(show, (1, 8))", "by its name: write explore(fn, world_size=(1, 8))"),
+        ("explore(show, world_size=(8, 1))", "is no control: give a range from small to large"),
+        (
+            "explore(show, world_size=object)",
+            "is no control: give a range from small to large as (1, 8), a list, True or False, a text, or a widget",
+        ),
     ],
 )
 def test_what_explore_cannot_use(notebook, source, told):

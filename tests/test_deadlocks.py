@@ -123,6 +123,23 @@ Rank 2 has already finished. It sent 2 messages to rank 0.
 Every send needs its recv, and every recv its send: count them on both sides.
 """,
     ),
+    "one_answer_too_few": (
+        3,
+        """\
+Deadlock: ranks 0-1 of 3 wait for what can never come.
+
+Rank 0 of 3 waits to receive float32[1] (4 bytes) from rank 1:
+  HERE
+      dist.recv(torch.zeros(1), 1)
+
+Rank 1 of 3 waits to receive float32[1] (4 bytes) from rank 0:
+  HERE
+      dist.recv(torch.zeros(1), 0)
+
+0 waits for 1, 1 for 0: everybody waits to receive, and nobody sends.
+Does one of them leave out a send, or send it to another rank?
+""",
+    ),
     "another_tag": (
         3,
         """\
@@ -216,7 +233,9 @@ Let one of them send first, or start with irecv and wait after the send.
         """\
 Deadlock: both ranks wait for what can never come.
 
-Rank 0 of 2 waits to receive float32[1] (4 bytes) from rank 1 with tag 5.
+Rank 0 of 2 waits to receive float32[1] (4 bytes) from rank 1:
+  HERE
+      dist.recv(torch.zeros(1), 1)
 
 Rank 1 of 2 waits to receive float32[1] (4 bytes) from rank 0:
   HERE

@@ -328,6 +328,27 @@ def test_a_message_to_oneself():
     assert text[-1] == "A rank cannot send to itself, or receive from itself."
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda rank: dist.send(torch.ones(1), rank + 1),
+            "there is no rank 3: ranks go from 0 to 2. In a ring, the rank after the last is 0: ",
+        ),
+        (
+            lambda rank: dist.recv(torch.ones(1), rank - 1),
+            "there is no rank -1: ranks go from 0 to 2. In a ring, the rank before 0 is the last: ",
+        ),
+        (lambda rank: dist.isend(torch.ones(1), 7).wait(), "there is no rank 7: ranks go from 0 to 2"),
+    ],
+)
+def test_a_rank_that_does_not_exist(call, told):
+    def talk():
+        call(dist.get_rank())
+
+    assert told in text_of(talk)[0]
+
+
 def test_a_second_process_group():
     assert text_of(lambda: dist.init_process_group("gloo"))[-1] == (
         "Ranks are born with their process group: leave init_process_group out."

@@ -161,7 +161,7 @@ def test_a_changed_picture_turns_nbval_red(tmp_path):
     assert last.data["text/html"] != before and before.count("<svg") == 1
     nbformat.write(notebook, tmp_path / "changed.ipynb")
     done = pytest_as_here(tmp_path, "changed.ipynb", "--nbval", "--nbval-current-env")
-    assert "1 failed" in done.stdout and "changed: See what they send, code cell 11" in done.stdout
+    assert "1 failed" in done.stdout and "changed: See what they send, code cell 12" in done.stdout
 
 
 def test_no_widget_is_stored():

@@ -9,6 +9,9 @@ from allhands import RankDeadlock, RankError, run
 pytestmark = pytest.mark.usefixtures("clean")
 
 
+GLOO, SAME = "gloo, which carries the messages,", "Make both tensors the same size."
+
+
 def error_of(fn, world_size=2):
     with pytest.raises(RankError) as caught:
         run(fn, world_size=world_size)
@@ -48,21 +51,21 @@ def ends(sent, received):
             zeros(4),
             "size",
             ("float32[2] (8 bytes)", "float32[4] (16 bytes)"),
-            "The backend does not notice: behind the first 8 bytes the tensor keeps what it held before.",
+            f"{GLOO} does not notice: behind the first 8 bytes the tensor keeps what it held before. {SAME}",
         ),
         (
             zeros(4),
             zeros(2),
             "size",
             ("float32[4] (16 bytes)", "float32[2] (8 bytes)"),
-            "The backend ends the process of a rank that gets more than it has room for.",
+            f"{GLOO} ends the process of a rank that gets more than it has room for. {SAME}",
         ),
         (
             zeros(4),
             zeros(4, dtype=torch.int32),
             "dtype",
             ("float32[4] (16 bytes)", "int32[4] (16 bytes)"),
-            "The backend does not convert: the bytes of float32 numbers are read as int32.",
+            f"{GLOO} does not convert: the bytes of float32 numbers are read as int32. Give both ends one dtype.",
         ),
         (
             zeros(2, 3),
@@ -76,7 +79,7 @@ def ends(sent, received):
             zeros(1),
             "size",
             ("float32[0] (0 bytes)", "float32[1] (4 bytes)"),
-            "The backend does not notice: behind the first 0 bytes the tensor keeps what it held before.",
+            f"{GLOO} does not notice: behind the first 0 bytes the tensor keeps what it held before. {SAME}",
         ),
     ],
 )

@@ -234,13 +234,20 @@ def test_a_deadlock_is_drawn_and_told(notebook):
 def test_a_cells_record(notebook):
     assert not notebook.cell("%%ranks 2 --as job\ndist.all_reduce(torch.ones(2))\nrank").error
     shown = notebook.cell("from allhands import draw\nprint(job.trace.ledger())\ndraw(job)")
-    assert "each of 0-1            1          8         8       1" in shown.printed
+    assert "each of 0-1            1          8         8           1" in shown.printed
     assert shown.shown == "[picture: 2 ranks: 1 collective in 1 round]"
     assert not notebook.cell("%%ranks 2 --as job --record compute\ntorch.ones(2, 3) @ torch.ones(3, 4)").error
     assert notebook.cell("job.trace.ledger().total.flops").shown == str(2 * 2 * 2 * 3 * 4)
     notebook.cell("%%ranks 2 --as job --record off\nrank")
     assert "this run was not recorded" in notebook.cell("job.trace").error
     assert "argument --record: invalid choice: 'all'" in notebook.cell("%%ranks 2 --record all\nrank").printed
+
+
+def test_the_name_of_a_run_that_failed_is_not_left_to_an_older_one(notebook):
+    notebook.cell("%%ranks 2 --as job\nrank")
+    assert notebook.cell("%%ranks 2 --as job\ndist.barrier()\n1 / rank").error.startswith("RankError: Rank 0 of 2 raised ZeroDivisionError")
+    assert notebook.cell("from allhands import draw\ndraw(job)").shown == "[picture: 2 ranks: 1 collective in 1 round]"
+    assert "has no attribute 'results'" in notebook.cell("job.results").error
 
 
 def test_a_syntax_error(notebook):

@@ -243,7 +243,7 @@ def test_a_run_that_is_not_recorded():
 
     job = run(plain, world_size=2, record=False)
     assert job.results == ["ProcessGroup"] * 2  # PyTorch's own: nothing of ours is in the way, so it costs nothing.
-    with pytest.raises(ValueError, match="this run was not recorded: leave record=False out"):
+    with pytest.raises(ValueError, match="this run was not recorded: leave record=False"):
         _ = job.trace
     with pytest.raises(ValueError, match="record must be True, False or 'compute'"):
         run(plain, record="all")

@@ -241,12 +241,12 @@ def test_the_ledger_as_text_html_and_numbers(tmp_path):
     ]
     ledger = Simulated(programs).trace(tmp_path).ledger()
     assert repr(ledger) == (
-        "rank   messages out  messages in  bytes out  bytes in  rounds\n"
-        "─────────────────────────────────────────────────────────────\n"
-        "0                 2            1          2         1       2\n"
-        "1                 1            2          1         2       2\n"
-        "2                 1            1          1         1       1\n"
-        "total             4            4          4         4       2"
+        "rank   messages out  messages in  bytes out  bytes in  last round\n"
+        "─────────────────────────────────────────────────────────────────\n"
+        "0                 2            1          2         1           2\n"
+        "1                 1            2          1         2           2\n"
+        "2                 1            1          1         1           1\n"
+        "total             4            4          4         4           2"
     )
     told = ledger.to_dict()
     assert told["total"]["bytes_out"] == 4 and told["ranks"][1]["messages_in"] == 2 and told["kinds"]["send"]["calls"] == 4
@@ -256,7 +256,7 @@ def test_the_ledger_as_text_html_and_numbers(tmp_path):
 
 def test_ranks_with_equal_numbers_are_one_row(tmp_path):
     ledger = Simulated([[("barrier",)], [("barrier",)], [("barrier",)]]).trace(tmp_path).ledger()
-    assert "each of 0-2            1          0         0       1" in repr(ledger)
+    assert "each of 0-2            1          0         0           1" in repr(ledger)
 
 
 def test_the_ledger_of_nothing(tmp_path):

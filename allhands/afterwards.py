@@ -23,8 +23,8 @@ def _left_out(trace: Trace) -> str:
         meeting = int(matching.meeting[calls[0]])
         there = [int(columns.rank[call]) for call in calls]
         missing = [rank for rank in matching.members(meeting) if rank not in there]
-        has_failed = columns.has_failed[calls].any()  # Its own rank knows, and went on.
-        if missing and not has_failed and columns.kind[calls[0]] != Kind.NEW_GROUP:
+        is_known = (columns.has_failed | columns.has_limit)[calls].any()  # Its own rank knows, and went on.
+        if missing and not is_known and columns.kind[calls[0]] != Kind.NEW_GROUP:
             site = matching.site(calls[0])
             called = paragraph(there, trace.world_size, plural(does(site, columns.groups), there), site)
             which = f"collective number {matching.number_in_group(meeting)}{on_group(site, columns.groups)}"

@@ -28,7 +28,7 @@ _FORMULAS = {  # of attention on CPUs, which flop_counter leaves out
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_nested]
 
 
 def _are_of(tensors: list[torch.Tensor], module: str) -> bool:
@@ -44,7 +44,7 @@ class Counting(TorchDispatchMode):
 
     FLOPs are those of matrix products, convolutions and attention, by the formulas of `torch.utils.flop_counter` (a multiply-add
     is two); other operators have none there, and are bound by their bytes. Views and reservations move nothing and are left out, and
-    so is what other threads of the rank compute.
+    so is what other threads of the rank compute. `torch.compile` does not work while operators are counted.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -4,6 +4,7 @@ A kernel handles messages one by one, so a callback that ran the function itself
 setting stops what runs. Where no front end is (nbval, an exported page), the result at the first setting stands there, still.
 """
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from ipywidgets import HTML, ValueWidget, VBox, interactive
 
-from allhands.errors import RankError, RunInterrupted, without_traceback
+from allhands.errors import RankError, without_traceback
 from allhands.interrupt import StopButton
 from allhands.output import into
 from allhands.pictures import draw
+from allhands.report import name_and_message
 from allhands.stack import from_traceback, tell
 
 _PRE = '<pre style="margin:.3em 0;line-height:1.35;white-space:pre-wrap;font-size:.95em">{}</pre>'
@@ -41,11 +43,18 @@ def _shown(result: Any) -> _Shown:
     """Anything that can be displayed. Several things in a tuple or a list stand below each other."""
     if result is None:
         return _Shown("", "")
-    if isinstance(result, tuple | list) and any(hasattr(each, "_repr_html_") for each in result):
+    if isinstance(result, tuple | list) and any(
+        hasattr(each, "_repr_html_") or type(each).__module__ == "matplotlib.figure" for each in result
+    ):
         together = _Shown("", "")
         for each in result:
             together += _shown(each)
         return together
+    if type(result).__module__ == "matplotlib.figure":
+        shown = _shown(draw(result))
+        if "matplotlib.pyplot" in sys.modules:  # Else it would show the figure once more, below the next cell.
+            sys.modules["matplotlib.pyplot"].close(result)
+        return shown
     data, _ = InteractiveShell.instance().display_formatter.format(result)
     text = data.get("text/plain", "")
     if "text/html" in data:
@@ -57,13 +66,13 @@ def _shown(result: Any) -> _Shown:
     return _as_text(text)
 
 
-def _shown_error(error: Exception) -> _Shown:
+def _shown_error(error: BaseException) -> _Shown:
     """What went wrong: a rank's error as it is, another one with the reader's own lines. A deadlock with its picture."""
     if isinstance(error, RankError):
         picture = _shown(draw(error)) if getattr(error, "deadlock", None) else _Shown("", "")
         return picture + _as_text(f"{type(error).__name__}: {error}")
     where = tell(from_traceback(error.__traceback__))
-    return _as_text(f"{type(error).__name__}: {error}\n{where}")
+    return _as_text(f"{name_and_message(error)}\n{where}")
 
 
 class Explorer(VBox):
@@ -88,14 +97,14 @@ class Explorer(VBox):
         return {name: control.value for name, control in self._controls.items()}
 
     def _make(self, setting: dict[str, Any], button: StopButton) -> _Shown:
-        """The function's result for a setting, with what the ranks printed above it. Raises RunInterrupted when the button is pressed."""
+        """The function's result for a setting, what the ranks printed above it. Raises KeyboardInterrupt when the button is pressed."""
         printed: list[str] = []
         with button.of_this_thread(), into(printed):
             try:
                 shown = _shown(self._fn(**setting))
-            except RunInterrupted:
+            except KeyboardInterrupt:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 shown = _shown_error(error)
         if not shown.text and not printed:
             shown = _as_text(f"{getattr(self._fn, '__name__', 'The function')} returned nothing: does it end with return?")
@@ -122,10 +131,10 @@ class Explorer(VBox):
                 self._button = button = StopButton()
             try:
                 shown = self._make(setting, button)
-            except RunInterrupted:
-                continue
+            except KeyboardInterrupt as stopped:  # By a newer setting; or the function itself says so.
+                shown = _shown_error(stopped)
             with self._lock:
-                is_newest = self._wanted is None
+                is_newest = self._wanted is None and not button.is_pressed
             if is_newest:
                 self._result.value = shown.html
 
@@ -139,7 +148,7 @@ class Explorer(VBox):
         return bundle
 
 
-def explore(fn: Callable[..., Any], *unnamed: Any, **controls: Any) -> Explorer:
+def explore(fn: Callable[..., Any], /, *unnamed: Any, **controls: Any) -> Explorer:
     """Show `fn(name=value, …)` under a control for each name, and make it anew whenever one is moved.
 
     A control is one of ipywidgets' abbreviations: `(1, 8)` or `(1, 8, 1)` a slider, a list a choice, a bool a box to tick, a text a field;
@@ -158,7 +167,7 @@ def explore(fn: Callable[..., Any], *unnamed: Any, **controls: Any) -> Explorer:
             widget = interactive.widget_from_abbrev(abbreviation, abbreviation)
         except Exception:  # ipywidgets and traitlets have their own ways to say that they cannot use it.
             widget = None
-        if not isinstance(widget, ValueWidget):
+        if not isinstance(widget, ValueWidget) or (isinstance(abbreviation, list | tuple) and not abbreviation):
             raise without_traceback(
                 TypeError(
                     f"{name}={abbreviation!r} is no control: "

@@ -81,6 +81,10 @@ class _Judge:
                 self.waiting.setdefault(rank, []).append(Stuck(rank, operation, needs))
             elif rank not in silent:
                 moving.add(rank)
+        for operation in np.flatnonzero(columns.has_future & ~is_relevant).tolist():
+            needs = self._needs(operation)
+            if needs is not None and int(columns.rank[operation]) in self.waiting:  # When it ends, its future may help.
+                self.waiting[int(columns.rank[operation])].append(Stuck(int(columns.rank[operation]), operation, needs))
         for rank in moving:  # What one of its threads waits for is there, so it goes on.
             self.waiting.pop(rank, None)
         self.stuck = self._cross_out()

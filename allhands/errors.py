@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from allhands.printed import group_equal, rank_label
@@ -51,7 +52,7 @@ class CellSyntaxError(Exception):
 def without_traceback(error: Exception) -> Exception:
     """The same error, of which IPython shows the text alone: it is about what the reader wrote, not about our calls."""
     told = f"{type(error).__name__}: {error}"
-    error._render_traceback_ = lambda: [told]
+    error._render_traceback_ = partial(list, [told])  # Not a lambda: an error may be pickled.
     return error
 
 

@@ -23,6 +23,9 @@ ROW = np.dtype([("site", "u4"), ("issued", "u4"), ("waited", "u4"), ("over", "u4
 HAS_LIMIT = 1 << 31
 """In `waited`: this wait may end by itself, after a time of its own."""
 
+HAS_FUTURE = 1 << 30
+"""In `waited`: somebody has its future, so that something may be done when it is over."""
+
 HAS_FAILED = 1 << 31
 """In `over`: it ended with an error."""
 
@@ -145,7 +148,9 @@ class Columns:
         self.over = rows["over"] & (HAS_FAILED - 1)
         self.has_failed = rows["over"] & HAS_FAILED > 0
         """Which operations ended with an error."""
-        self.waited = rows["waited"] & (HAS_LIMIT - 1)
+        self.waited = rows["waited"] & (HAS_FUTURE - 1)
+        self.has_future = rows["waited"] & HAS_FUTURE > 0
+        """Of which operations somebody has the future."""
         self.has_limit = (rows["waited"] & HAS_LIMIT > 0) | (self.of_sites(site.has_limit for site in self.sites) > 0)
         """Which operations may end by themselves: they have a time-out of their own, shorter than the run's."""
 

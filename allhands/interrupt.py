@@ -67,11 +67,12 @@ class StopButton:
     @contextmanager
     def of_this_thread(self) -> Iterator[None]:
         """While this is entered, the button is for what this thread runs."""
+        before = getattr(_this_thread, "button", None)
         _this_thread.button = self
         try:
             yield
         finally:
-            _this_thread.button = None
+            _this_thread.button = before
 
     def attach(self, running: Interrupts | None) -> None:
         """Say what a press would stop."""

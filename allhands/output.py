@@ -18,11 +18,12 @@ _this_thread = threading.local()
 @contextmanager
 def into(sink: list[str]) -> Iterator[None]:
     """What ranks of this thread's runs print goes into a list, and not to the reader."""
+    before = getattr(_this_thread, "sink", None)
     _this_thread.sink = sink
     try:
         yield
     finally:
-        _this_thread.sink = None
+        _this_thread.sink = before
 
 
 def write(text: str) -> None:

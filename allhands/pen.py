@@ -9,22 +9,20 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from allhands.events import HAS_FAILED, HAS_LIMIT, ROW
+from allhands.events import HAS_LIMIT, ROW
 
 _FIRST_BYTES = 1 << 16  # a multiple of what any system maps at once
 _LARGEST_BYTES = 1 << 22
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_RECORDERS_OWN = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("pen.py", "recording_group.py", "recorder.py", "compute.py")
-)
+_OWN_NAMES = ("pen.py", "works.py", "recording_group.py", "recorder.py", "compute.py")
+_RECORDERS_OWN = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in _OWN_NAMES)
 _BACKWARD = "_engine_run_backward"  # the function of torch that calls the C++ engine, which calls DDP
 _SLOT = ROW.itemsize // 4
 ISSUED, WAITED, OVER = 1, 2, 3
@@ -74,6 +72,7 @@ class Pen:
         self._tables = open(tables, "wb", buffering=0, opener=_private)
         self._lock = threading.Lock()
         self._size = 0
+        self.is_muted = False
         self._places: dict[tuple[Any, ...], int] = {}
         self._groups = itertools.count()
         self.sites: dict[tuple[Any, ...], int] = {}
@@ -84,7 +83,9 @@ class Pen:
     def _grow(self, full: Any) -> tuple[memoryview, "itertools.count[int]"]:
         """Room for more rows: a view of it, and the places in it that are still free."""
         with self._lock:
-            if full is None or self.segment is full:
+            if self.is_muted:
+                self.segment = self.segment[0], itertools.count(0, _SLOT)
+            elif full is None or self.segment is full:
                 size = min(max(self._size, _FIRST_BYTES), _LARGEST_BYTES)
                 self._rows.seek(self._size)
                 self._rows.write(bytes(size))  # Written, not skipped: a full disk is an error here, and a crash in mapped memory.
@@ -107,6 +108,13 @@ class Pen:
         view[place] = site
         self.head[0] = tick
         return view, place
+
+    def mute(self) -> None:
+        """Write into nothing from now on: this is a fork of the rank, and the files are the rank's."""
+        self.is_muted = True
+        self._rows = self._tables = open(os.devnull, "wb", buffering=0)
+        self.segment = memoryview(bytearray(_FIRST_BYTES)).cast("I"), itertools.count(0, _SLOT)
+        self.head = self.segment[0]
 
     def take_back(self, row: tuple[memoryview, int]) -> None:
         """The operation was refused: it has not been."""
@@ -156,7 +164,8 @@ class Pen:
             return self.sites[key]
 
     def _write(self, fields: dict[str, Any]) -> None:
-        self._tables.write(json.dumps(fields).encode() + b"\n")
+        # A program may give a rank as a number of numpy's, or as a tensor.
+        self._tables.write(json.dumps(fields, default=int).encode() + b"\n")
 
 
 current: Pen
@@ -170,124 +179,9 @@ def start(path: str, tables: str, rank: int, patience: float, outermost: CodeTyp
     """
     global current
     current = Pen(path, tables, rank, patience, outermost)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=current.mute)
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-# --- what an operation gives back: its work, with the waits written down --------------------------------------------
-
-
-class Message:
-    """The work of a send or a receive. Not a `dist.Work`, which would cost as much again; nothing but Python waits for it."""
-
-    __slots__ = ("_place", "_view", "_work")
-
-    def __init__(self, work: Any, row: tuple[memoryview, int]) -> None:
-        self._work = work
-        self._view, self._place = row
-
-    def wait(self, *timeout: Any, **named: Any) -> Any:
-        """Wait until the message has been handed over. Once: gloo would hang at the second time."""
-        if self._view[self._place + WAITED]:
-            raise RuntimeError(
-                "this message has been waited for already, and gloo would wait for ever: call wait() once for each isend or irecv"
-            )
-        return self._wait(*timeout, **named)
-
-    def _wait(self, *timeout: Any, **named: Any) -> Any:
-        view, place, head = self._view, self._place, current.head
-        view[place + WAITED] = head[0] = next(ticks)
-        if timeout or named:  # The wait may end by itself.
-            view[place + WAITED] |= HAS_LIMIT
-        failed = HAS_FAILED
-        try:
-            result = self._work.wait(*timeout, **named)
-            failed = 0
-        finally:
-            view[place + OVER] = next(ticks) | failed
-            head[0] = next(ticks)
-        return result
-
-    def _note_over(self) -> None:
-        """Whoever asks until the work is over has waited for it in his own way."""
-        view, place = self._view, self._place
-        if not view[place + WAITED]:
-            view[place + WAITED] = next(ticks)
-            view[place + OVER] = current.head[0] = next(ticks)
-
-    def __del__(self) -> None:
-        """Let go of: a send that is not through by then is lost. Over, and not waited for, is how that is written down."""
-        if not self._view[self._place + WAITED]:
-            self._view[self._place + OVER] = next(ticks)
-
-    def is_completed(self) -> bool:
-        """Whether it is over."""
-        is_over = self._work.is_completed()
-        if is_over:
-            self._note_over()
-        return is_over
-
-    def get_future(self) -> Any:
-        """A future of it. Whoever takes it waits in his own way."""
-        self._note_over()
-        return self._work.get_future()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-
-class MessageFromAny(Message):
-    """The work of a receive from whoever sends: who it was is known afterwards."""
-
-    __slots__ = ("_learn",)
-
-    def __init__(self, work: Any, row: tuple[memoryview, int], learn: Callable[[int], int]) -> None:
-        super().__init__(work, row)
-        self._learn = learn
-
-    def wait(self, *timeout: Any, **named: Any) -> Any:
-        """Wait until a message has come."""
-        done = super().wait(*timeout, **named)
-        self._view[self._place] = self._learn(self._work._source_rank())
-        return done
-
-
-class CollectiveWork(dist._Work):
-    """The work of a collective. C++ too may wait for it, so it has to be a `dist.Work`."""
-
-    def __init__(self, work: Any, row: tuple[memoryview, int]) -> None:
-        super().__init__()
-        self._work = work
-        self._view, self._place = row
-
-    _wait = Message._wait
-    _note_over = Message._note_over
-    is_completed = Message.is_completed
-
-    def wait(self, *timeout: Any, **named: Any) -> bool:
-        """Wait until it is done. Only the first wait counts."""
-        if self._view[self._place + WAITED]:
-            return self._work.wait(*timeout, **named)
-        return self._wait(*timeout, **named)
-
-    def get_future(self) -> Any:
-        """A future of it, which DDP waits for."""
-        return self._work.get_future()
-
-    def result(self) -> Any:
-        """The tensors."""
-        return self._work.result()
-
-    def synchronize(self) -> None:
-        """For devices with streams."""
-        self._work.synchronize()
-
-    def exception(self) -> Any:
-        """Why it failed."""
-        return self._work.exception()
-
-    def is_success(self) -> bool:
-        """Whether it did not fail."""
-        return self._work.is_success()

@@ -162,7 +162,9 @@ def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def wait_for_threads() -> None:
-    """A program ends when its threads have ended, but for daemons."""
+    """A program ends when its threads have ended, but for daemons; pools of threads are told to end before that, as Python does."""
+    for end_of_pools in reversed(getattr(threading, "_threading_atexits", ())):
+        end_of_pools()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

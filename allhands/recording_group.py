@@ -13,7 +13,8 @@ import torch.distributed as dist
 from allhands import pen
 from allhands.collective_calls import READERS, Call, Reader, num_bytes, pieces
 from allhands.events import NO_PEER, Kind
-from allhands.pen import CollectiveWork, Message, MessageFromAny, with_stack
+from allhands.pen import with_stack
+from allhands.works import CollectiveWork, Message, MessageFromAny
 
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)  # Plain numbers are found sooner.
 
@@ -57,8 +58,8 @@ class RecordingGroup(dist.ProcessGroup):
         return self.inner.options
 
     def getBackendName(self) -> str:  # noqa: N802, the name is PyTorch's
-        """Not gloo's: C++ would take this for a group of its own."""
-        return f"recording-{self.inner.name()}"
+        """The backend's."""
+        return self.inner.name()
 
     def get_group_store(self) -> Any:
         """Where its ranks found each other."""
@@ -152,7 +153,11 @@ class RecordingGroup(dist.ProcessGroup):
             return pen.current.sites.get(key) or self._message_site(key, frame, is_from_any=True)
 
         row = pen.current.row(site(NO_PEER))
-        return MessageFromAny(self.inner.recv_anysource(tensors, tag), row, site)
+        try:
+            return MessageFromAny(self.inner.recv_anysource(tensors, tag), row, site)
+        except BaseException:
+            pen.current.take_back(row)
+            raise
 
     # Collectives.
 

@@ -43,11 +43,11 @@ def _what(error: BaseException) -> str:
         return f"cannot send the result back: {error}"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    lines = [f"raised {_name_and_message(error)}", *map(str, getattr(error, "__notes__", ()))]
+    lines = [f"raised {name_and_message(error)}", *map(str, getattr(error, "__notes__", ()))]
     if isinstance(error, BaseExceptionGroup):
-        lines += [f"with {_name_and_message(part)}" for part in error.exceptions[:_SHOWN_PARTS]]
+        lines += [f"with {name_and_message(part)}" for part in error.exceptions[:_SHOWN_PARTS]]
     if error.__cause__ is not None and error.__cause__ is not error:
-        lines.append(f"raised from {_name_and_message(error.__cause__)}")
+        lines.append(f"raised from {name_and_message(error.__cause__)}")
     return "\n".join(lines)
 
 
@@ -58,7 +58,8 @@ def _message(error: BaseException) -> str:
         return f"(its message cannot be made: {type(second).__name__})"
 
 
-def _name_and_message(error: BaseException) -> str:
+def name_and_message(error: BaseException) -> str:
+    """`ValueError: bad luck`, without what changes from run to run, and whatever the exception's own methods do."""
     message = _message(error)
     message = message.partition("\nException raised from ")[0]  # torch adds its own stack, addresses and all
     message = re.sub(r"(\[[0-9a-fA-F.:]+\])([:$]\d+)+", r"\1", message)  # and gloo the port

@@ -8,6 +8,7 @@ from allhands.ledger import Ledger
 from allhands.matching import Matching
 from allhands.mismatch import Mismatch, find_mismatch
 from allhands.replay import Timeline, replay
+from allhands.wording import count
 
 
 class Trace:
@@ -53,4 +54,4 @@ class Trace:
 
     def __repr__(self) -> str:
         messages = int((self.columns.kind == Kind.SEND).sum())
-        return f"<Trace of {self.world_size} ranks: {len(self):,} operations, {messages:,} messages>"
+        return f"<Trace of {count(self.world_size, 'rank')}: {count(len(self), 'operation')}, {count(messages, 'message')}>"

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -435,6 +436,39 @@ def two_receives_of_which_one_is_from_anybody():
     else:
         dist.barrier()
         dist.send(torch.zeros(8), 0)
+
+
+def a_callback_that_sends():
+    """When the all_reduce is over, which rank 2 comes late to, rank 0 sends, in whatever thread."""
+    rank, _ = me()
+    if rank == 0:
+        work = dist.all_reduce(torch.zeros(1), async_op=True)
+        done = work.get_future().then(lambda _: dist.send(torch.zeros(1), 1))
+        dist.recv(torch.zeros(1), 1)
+        done.wait()
+    elif rank == 1:
+        work = dist.all_reduce(torch.zeros(1), async_op=True)
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.zeros(1), 0)
+        work.wait()
+    else:
+        time.sleep(1.5)
+        dist.all_reduce(torch.zeros(1))
+
+
+def a_future_with_a_time_of_its_own():
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        with pytest.raises(RuntimeError):
+            work.get_future().wait()
+
+
+def a_pool_of_threads():
+    """Its threads are idle when the program ends."""
+    global pool
+    pool = ThreadPoolExecutor(2)
+    assert pool.submit(dist.get_rank).result() == dist.get_rank()
 
 
 def with_an_idle_thread():

@@ -98,6 +98,38 @@ def test_a_mistake_in_the_function_itself_shows_its_line(notebook):
     assert reply.shown == "n=0\nZeroDivisionError: division by zero\n  This cell, line 2, in wrong\n      return 1 / n"
 
 
+def test_many_moves_at_any_moment_end_at_the_last(notebook):
+    """A press may come at any step of a run, also after its last message."""
+    reply = notebook.cell(
+        "import random\nrandom.seed(1)\nexplorer = explore(show, world_size=(1, 6))\nslider = explorer.children[0]\n"
+        "for _ in range(100):\n    slider.value = random.randint(1, 6)\n    time.sleep(random.uniform(0, 0.15))\n"
+        "slider.value = 4\nslider.value = 5\nsettle(explorer)\nprint(explorer.children[1].value.count('Space-time picture: 5 ranks'))"
+    )
+    assert not reply.error and reply.printed == "1\n"
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "KeyboardInterrupt", "Odd"])
+def test_a_function_that_raises_anything_does_not_end_the_controls(notebook, error):
+    reply = notebook.cell(
+        "class Odd(Exception):\n    def __str__(self):\n        raise ValueError\n"
+        f"def fail(n):\n    if n == 1:\n        raise {error}\n    return n\n"
+        "explorer = explore(fail, n=[0, 1, 2])\nfor value in (1, 2, 1, 2):\n"
+        "    explorer.children[0].value = value\n    settle(explorer)\n    print(explorer.children[1].value)"
+    )
+    assert not reply.error
+    assert reply.printed.count(error.partition("(")[0]) == 2 * 2 and reply.printed.count(">2</pre>") == 2
+
+
+def test_a_figure_is_shown_once(notebook):
+    source = (
+        "import matplotlib.pyplot as plt\ndef plot(n):\n    figure, axes = plt.subplots()\n    axes.set_title('lines')\n    return figure\n"
+        "explorer = explore(plot, n=(1, 3))\nexplorer"
+    )
+    assert notebook.cell(source).shown == "n=2\n[chart: lines]"
+    assert notebook.cell("explorer.children[0].value = 3\nsettle(explorer)").shown == ""
+    assert notebook.cell("len(plt.get_fignums())").shown == "0"
+
+
 def test_printed_text_of_other_cells_is_theirs(notebook):
     reply = notebook.cell("explorer.children[0].value = 4\nrun(ring, world_size=2)\nsettle(explorer)")
     assert reply.printed == "[0] ranks: 2\n"

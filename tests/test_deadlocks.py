@@ -26,6 +26,9 @@ LOOKS_LIKE_ONE = {
     "a_barrier_with_a_time_of_its_own": 2,
     "a_group_with_a_time_of_its_own": 2,
     "a_collective_that_was_refused": 2,
+    "a_callback_that_sends": 3,
+    "a_future_with_a_time_of_its_own": 2,
+    "a_pool_of_threads": 2,
     "a_world_of_fewer_ranks": 3,
     "two_receives_of_which_one_is_from_anybody": 3,
 }

@@ -511,6 +511,47 @@ def test_more_operations_than_the_file_first_has_room_for():
     assert ticks == sorted(ticks) and len(set(ticks)) == 4500
 
 
+@pytest.mark.parametrize("record", [True, "compute"])
+def test_forks_of_a_rank_do_not_write_into_its_record(record):
+    """As the workers of a DataLoader."""
+
+    def talk():
+        rank = dist.get_rank()
+        kept = dist.isend(torch.ones(1), 1 - rank)
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                torch.ones(3, 3) @ torch.ones(3, 3)
+                del kept
+                os._exit(0)
+            os.waitpid(pid, 0)
+            dist.recv(torch.ones(1), 1 - rank)
+            kept.wait()
+            kept = dist.isend(torch.ones(1), 1 - rank)
+        dist.recv(torch.ones(1), 1 - rank)
+        kept.wait()
+
+    job = run(talk, world_size=2, record=record)
+    assert kinds(job)["send"] == kinds(job)["recv"] == 2 * 4
+    assert job.warnings == () and job.trace.ledger().total.flops == 0
+
+
+def test_numbers_that_are_not_pythons():
+    def talk():
+        import numpy
+
+        for other in numpy.arange(2):
+            if dist.get_rank() == 1 - other:
+                dist.send(torch.ones(1), other, tag=numpy.int64(3))
+            else:
+                dist.recv(torch.ones(1), torch.tensor(1) - torch.tensor(other), tag=3)
+        splits = [numpy.int64(1), numpy.int64(1)]
+        dist.all_to_all_single(torch.zeros(2), torch.zeros(2), splits, splits)
+
+    job = run(talk, world_size=2)
+    assert kinds(job) == {"send": 2, "recv": 2, "all_to_all": 2} and (job.trace.columns.over > 0).all()
+
+
 def test_many_threads_write_into_one_file():
     def talk():
         import threading

@@ -7,11 +7,11 @@ peer, the tag, shapes and dtype, the thread, the lines of code. So a million ope
 
 import enum
 import json
-import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -214,6 +214,7 @@ def _site(fields: dict[str, Any], groups: list[tuple[int, ...]]) -> Site:
     return Site(**fields | shapes | {"kind": Kind(fields["kind"]), "peer": ranks[peer] if 0 <= peer < len(ranks) else NO_PEER})
 
 
-def tick_of(descriptor: int) -> int:
-    """The counter of the rank whose file this is: it grows with everything that the rank does."""
-    return int.from_bytes(os.pread(descriptor, 4, 0), "little")
+def tick_of(file: BinaryIO) -> int:
+    """The counter of the rank whose (unbuffered) file this is: it grows with everything that the rank does."""
+    file.seek(0)
+    return int.from_bytes(file.read(4), sys.byteorder)

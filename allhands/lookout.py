@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterable
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Lookout:
     def __init__(self, job: Job, stacks: Stacks) -> None:
         self.job = job
         self._stacks = stacks
-        self._files: dict[int, int] = {}
+        self._files: dict[int, BinaryIO] = {}
         self._ticks = [0] * job.world_size
         self._since = [time.monotonic()] * job.world_size
         self._judged: tuple[object, ...] = ()
@@ -41,8 +42,8 @@ class Lookout:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
+        for file in self._files.values():
+            file.close()
 
     def trace(self) -> Trace:
         """What is written down by now."""
@@ -67,7 +68,7 @@ class Lookout:
         for r in range(self.job.world_size):
             if r not in self._files:
                 try:
-                    self._files[r] = os.open(self.job.path("rows", r), os.O_RDONLY)
+                    self._files[r] = open(self.job.path("rows", r), "rb", buffering=0)
                 except FileNotFoundError:  # It has not begun.
                     continue
             tick = tick_of(self._files[r])

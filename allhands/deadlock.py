@@ -68,26 +68,24 @@ class _Judge:
         self, columns: Columns, matching: Matching, finished: Collection[int], silent: Collection[int], lost: Collection[int]
     ) -> None:
         self.columns, self.matching, self.finished, self.lost = columns, matching, set(finished), set(lost)
-        self.waiting: dict[int, list[Stuck]] = {}
-        """By rank what it waits for and does not have yet. One that waits for what is on its way is not here."""
-        is_relevant = columns.is_waiting
-        if silent:
-            began = (columns.waited == 0) & (matching.meeting != NOBODY) & np.isin(columns.rank, list(silent))
-            is_relevant = is_relevant | began
+        self.waiting = self._waiting(set(silent))
+        self.stuck = self._cross_out()
+
+    def _waiting(self, silent: set[int]) -> dict[int, list[Stuck]]:
+        """By rank what it waits for and does not have yet. A rank that waits for what is on its way is not there: it goes on."""
+        columns, is_collective = self.columns, self.matching.meeting != NOBODY
+        is_silent = np.isin(columns.rank, list(silent)) & (columns.waited == 0) & is_collective
+        waiting: dict[int, list[Stuck]] = {}
         moving = set()
-        for operation in np.flatnonzero(is_relevant).tolist():
+        for operation in np.flatnonzero(columns.is_waiting | is_silent | columns.has_future).tolist():
             rank, needs = int(columns.rank[operation]), self._needs(operation)
             if needs is not None:
-                self.waiting.setdefault(rank, []).append(Stuck(rank, operation, needs))
-            elif rank not in silent:
+                waiting.setdefault(rank, []).append(Stuck(rank, operation, needs))
+            elif columns.is_waiting[operation]:
                 moving.add(rank)
-        for operation in np.flatnonzero(columns.has_future & ~is_relevant).tolist():
-            needs = self._needs(operation)
-            if needs is not None and int(columns.rank[operation]) in self.waiting:  # When it ends, its future may help.
-                self.waiting[int(columns.rank[operation])].append(Stuck(int(columns.rank[operation]), operation, needs))
-        for rank in moving:  # What one of its threads waits for is there, so it goes on.
-            self.waiting.pop(rank, None)
-        self.stuck = self._cross_out()
+        # A future alone is nothing to wait for; but when it comes, it may help a rank that waits.
+        wait = {*columns.rank[columns.is_waiting].tolist(), *silent}
+        return {rank: operations for rank, operations in waiting.items() if rank in wait - moving}
 
     def _needs(self, operation: int) -> tuple[int, ...] | None:
         """The ranks that have to do something before an operation can end; for a receive from whoever sends, one of them.
@@ -157,10 +155,10 @@ class _Judge:
         return core
 
     def _place_in_program(self, each: Stuck) -> tuple[object, ...]:
-        """Of several threads that are stuck the same one is shown every time, one on a line of the reader's if there is one."""
+        """Of several things that a rank waits for the same one is shown every time: one on a line of the reader's, if there is one."""
         site = self.matching.site(each.operation)
         lines = tuple((frame.filename, frame.line) for frame in site.place if not frame.is_library)
-        return (not lines, lines, site.tag, each.operation)
+        return (self.columns.waited[each.operation] == 0, not lines, lines, site.tag, each.operation)
 
     # The words.
 

@@ -1,6 +1,7 @@
 """Charts by matplotlib in the course's one style, as SVG that is the same on every machine and takes the page's text colour."""
 
 import io
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from allhands import palette
+
+# On a new machine it tells how long it looks for fonts, which would be part of a cell's output.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 _STYLE = Path(__file__).with_name("course.mplstyle")
 _STAND_IN = "#010203"  # the text colour in the style file

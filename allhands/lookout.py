@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.04
 _SETTLE_SECONDS = 0.3  # for ranks that may still come to wait for the same, so that the text is the same every time
 _LOST_SECONDS = 1.0  # a message that was let go of, and has not come for so long, will not come
 _STACK_SECONDS = 0.3
-_SHARE_OF_TIME = 0.1  # that judging may take
+_SHARE_OF_TIME = 0.1  # of a processor that judging may take
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -58,10 +58,11 @@ class Lookout:
         state = (tuple(done), *((r, self._ticks[r]) for r in still))
         if now < self._next or not still or state == self._judged:
             return None
+        before = time.thread_time()
         found, is_final = self._judge(still, set(done), pids, now)
         if is_final:
             self._judged = state
-        self._next = time.monotonic() + (time.monotonic() - now) / _SHARE_OF_TIME
+        self._next = time.monotonic() + (time.thread_time() - before) / _SHARE_OF_TIME
         return found
 
     def _read_ticks(self, now: float) -> None:

@@ -26,6 +26,7 @@ FLOORS = [
         "cell",
         "report",
         "pen",
+        "works",
         "collective_calls",
         "recording_group",
         "recorder",

@@ -34,6 +34,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def listening(pid):
+    """The addresses that a process listens at."""
+    return [c.laddr.ip for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """JupyterLab, as `make lab` starts it, for a user without a history, on a copy of the notebooks."""
@@ -56,6 +61,7 @@ def lab(tmp_path_factory):
         assert wait_until(lambda: list((folder / "runtime").glob("jpserver-*.json")), 60), (folder / "log").read_text()
         (info,) = (folder / "runtime").glob("jpserver-*.json")
         server = json.loads(info.read_text())
+        assert wait_until(lambda: listening(server["pid"]), 60)  # The file is there a moment before the server is.
         yield server | {"folder": folder / "course", "log": folder / "log"}
         below = descendants(make.pid)
     finally:
@@ -100,8 +106,7 @@ def run_new_cell(page, source):
 
 def test_the_server_listens_on_loopback_only(lab):
     assert lab["hostname"] == "localhost"
-    listening = [c.laddr.ip for c in psutil.Process(lab["pid"]).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    assert listening and set(listening) <= {"127.0.0.1", "::1"}
+    assert {*listening(lab["pid"])} <= {"127.0.0.1", "::1"}
 
 
 def pictures(page):

@@ -12,7 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from allhands.cell import Cell, CellValue
-from allhands.errors import CellSyntaxError, RankDeadlock, RankError
+from allhands.errors import CellSyntaxError, RankDeadlock, RankError, RunInterrupted
 from allhands.job import COMPUTE
 from allhands.launch import run
 from allhands.pictures import draw
@@ -78,7 +78,7 @@ class RanksMagic(Magics):
             job = run(body, world_size=world_size, timeout=options.timeout, record=record, seed=options.seed, stream=options.stream)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%ranks: {error}") from None
-        except RankError as error:
+        except (RankError, RunInterrupted) as error:
             if options.name is not None:
                 notebook[options.name] = error  # What was there before would be taken for this run's.
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from allhands import pen
 from allhands.collective_calls import READERS, Call, Reader, num_bytes, pieces
@@ -36,7 +37,9 @@ class RecordingGroup(dist.ProcessGroup):
         self._rank, self._size = rank, size
         self._name = self._description = ""
         timeout = kwargs.get("timeout", args[0] if args else None)
-        self._has_limit = isinstance(timeout, timedelta) and timeout.total_seconds() < pen.current.patience
+        # Shorter than the run's, and than what every group has that is asked for no other.
+        usual = min(pen.current.patience, default_pg_timeout.total_seconds())
+        self._has_limit = isinstance(timeout, timedelta) and timeout.total_seconds() < usual
         if members_of_next:
             self._number = pen.current.group([_world[member] for member in members_of_next])
             with pen.current.waiting(self._site_of(Call(Kind.NEW_GROUP, "new_group")), self._has_limit):  # The other members have to come.

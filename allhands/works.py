@@ -1,6 +1,7 @@
 """What an operation gives back: its work, with the waits for it written down."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -8,6 +9,9 @@ import torch.distributed as dist
 from allhands import pen
 from allhands.events import HAS_FAILED, HAS_FUTURE, HAS_LIMIT
 from allhands.pen import OVER, WAITED, ticks
+
+NO_TIMEOUT = timedelta(0)
+"""What PyTorch says of a wait that lasts as long as it takes."""
 
 
 class Message:
@@ -19,23 +23,22 @@ class Message:
         self._work = work
         self._view, self._place = row
 
-    def wait(self, *timeout: Any, **named: Any) -> Any:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> Any:
         """Wait until the message has been handed over. Once: gloo would hang at the second time."""
         if self._view[self._place + WAITED]:
             raise RuntimeError(
                 "this message has been waited for already, and gloo would wait for ever: call wait() once for each isend or irecv"
             )
-        return self._wait(*timeout, **named)
+        return self._wait(timeout)
 
-    def _wait(self, *timeout: Any, **named: Any) -> Any:
+    def _wait(self, timeout: timedelta) -> Any:
         view, place, head = self._view, self._place, pen.current.head
-        view[place + WAITED] |= next(ticks)
+        # C++ always names a time, and means by none of it that the wait has no limit.
+        view[place + WAITED] |= next(ticks) if timeout == NO_TIMEOUT else next(ticks) | HAS_LIMIT
         head[0] = next(ticks)
-        if timeout or named:  # The wait may end by itself.
-            view[place + WAITED] |= HAS_LIMIT
         failed = HAS_FAILED
         try:
-            result = self._work.wait(*timeout, **named)
+            result = self._work.wait(timeout)
             failed = 0
         finally:
             view[place + OVER] = next(ticks) | failed
@@ -80,9 +83,9 @@ class MessageFromAny(Message):
         super().__init__(work, row)
         self._learn = learn
 
-    def wait(self, *timeout: Any, **named: Any) -> Any:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> Any:
         """Wait until a message has come."""
-        done = super().wait(*timeout, **named)
+        done = super().wait(timeout)
         self._view[self._place] = self._learn(self._work._source_rank())
         return done
 
@@ -99,11 +102,11 @@ class CollectiveWork(dist._Work):
     _note_over = Message._note_over
     is_completed = Message.is_completed
 
-    def wait(self, *timeout: Any, **named: Any) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait until it is done. Only the first wait counts."""
         if self._view[self._place + WAITED] & ~HAS_FUTURE:
-            return self._work.wait(*timeout, **named)
-        return self._wait(*timeout, **named)
+            return self._work.wait(timeout)
+        return self._wait(timeout)
 
     def get_future(self) -> Any:
         """A future of it, which DDP waits for. What is to be done when it is over may be said there."""

@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 
 def now():
@@ -215,6 +216,15 @@ def awaited_later():
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.zeros(4), async_op=True)
         work.wait()
+
+
+def a_functional_collective_against_a_receive():
+    """It is C++ that waits for it."""
+    now()
+    if dist.get_rank() == 0:
+        functional.wait_tensor(functional.all_reduce(torch.zeros(1), "sum", dist.group.WORLD))
+    else:
+        dist.recv(torch.zeros(1), 0)
 
 
 def not_all_of_a_group():

@@ -1,6 +1,7 @@
 """Deadlocks: each hang is explained, within a second, in the same words; and nothing that only looks like one is."""
 
 import linecache
+import math
 import re
 import time
 
@@ -342,6 +343,23 @@ Ranks 1 and 2 have already finished, and never called it: it is collective numbe
 All ranks of a group have to call a collective. Is it in an if, or in a loop that is shorter on some ranks?
 """,
     ),
+    "a_functional_collective_against_a_receive": (
+        3,
+        """\
+Deadlock: ranks 0-1 of 3 wait for what can never come.
+
+Rank 0 of 3 waits in all_reduce(SUM) with float32[1] (4 bytes):
+  HERE
+      functional.wait_tensor(functional.all_reduce(torch.zeros(1), "sum", dist.group.WORLD))
+
+Rank 1 of 3 waits to receive float32[1] (4 bytes) from rank 0:
+  HERE
+      dist.recv(torch.zeros(1), 0)
+
+0 waits for 1, 1 for 0: each waits for another one to go on.
+What one rank does first, another does later: put them into one order.
+""",
+    ),
     "not_all_of_a_group": (
         3,
         """\
@@ -439,6 +457,14 @@ def test_a_hang_is_explained_within_a_second(name):
 @pytest.mark.parametrize("name", LOOKS_LIKE_ONE)
 def test_what_only_looks_like_a_hang(name):
     run(getattr(hangs, name), world_size=LOOKS_LIKE_ONE[name])
+
+
+@pytest.mark.parametrize("timeout", [45 * 60, math.inf])
+@pytest.mark.parametrize("name", ["everybody_receives_first", "not_all_of_a_group"])
+def test_a_run_without_a_limit_is_looked_after_too(name, timeout):
+    """A group's own time-out, half an hour if nobody says, is then shorter than the run's."""
+    with pytest.raises(RankDeadlock):
+        run(getattr(hangs, name), world_size=3, timeout=timeout)
 
 
 def test_a_ring_of_many_names_some_of_them():

@@ -52,6 +52,13 @@ def stop(notebook, source):
     return reply, seconds
 
 
+def test_the_name_of_a_run_that_was_stopped_is_not_left_to_an_older_one(notebook):
+    assert not notebook.cell("%%ranks 3 --as job\nrank").error
+    stop(notebook, HANG.replace("%%ranks 3", "%%ranks 3 --as job"))
+    assert notebook.cell("type(job).__name__").shown == "'RunInterrupted'"
+    assert notebook.cell("from allhands import draw\ndraw(job)").shown == "[picture: 3 ranks: 0 messages in 0 rounds; stopped]"
+
+
 @pytest.mark.parametrize("source", [HANG, CALLED, BUSY, STREAM])
 def test_the_stop_button(notebook, source):
     reply, _ = stop(notebook, source)

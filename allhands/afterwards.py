@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from allhands.errors import first_letter_up
 from allhands.events import P2P, Kind
 from allhands.matching import NOBODY
 from allhands.trace import Trace
-from allhands.wording import does, listed, on_group, paragraph, plural
+from allhands.wording import does, have, on_group, paragraph, plural
 
 _SHOWN_WARNINGS = 4
 
@@ -28,12 +27,11 @@ def _left_out(trace: Trace) -> str:
             site = matching.site(calls[0])
             called = paragraph(there, trace.world_size, plural(does(site, columns.groups), there), site)
             which = f"collective number {matching.number_in_group(meeting)}{on_group(site, columns.groups)}"
-            have = f"{first_letter_up(listed(missing))} {'has' if len(missing) == 1 else 'have'}"
             return "\n\n".join(
                 [
                     "Not all ranks of a group called a collective.",
                     called,
-                    f"{have} finished and never called it: it is {which}.",
+                    f"{have(missing)} finished and never called it: it is {which}.",
                     "It was not waited for, so nobody noticed; but it has not happened.",
                 ]
             )

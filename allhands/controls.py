@@ -17,7 +17,7 @@ from ipywidgets import HTML, ValueWidget, VBox, interactive
 from allhands.errors import RankError, without_traceback
 from allhands.interrupt import StopButton
 from allhands.output import into
-from allhands.pictures import draw
+from allhands.pictures import draw, is_figure
 from allhands.report import name_and_message
 from allhands.stack import from_traceback, tell
 
@@ -43,14 +43,12 @@ def _shown(result: Any) -> _Shown:
     """Anything that can be displayed. Several things in a tuple or a list stand below each other."""
     if result is None:
         return _Shown("", "")
-    if isinstance(result, tuple | list) and any(
-        hasattr(each, "_repr_html_") or type(each).__module__ == "matplotlib.figure" for each in result
-    ):
+    if isinstance(result, tuple | list) and any(hasattr(each, "_repr_html_") or is_figure(each) for each in result):
         together = _Shown("", "")
         for each in result:
             together += _shown(each)
         return together
-    if type(result).__module__ == "matplotlib.figure":
+    if is_figure(result):
         shown = _shown(draw(result))
         if "matplotlib.pyplot" in sys.modules:  # Else it would show the figure once more, below the next cell.
             sys.modules["matplotlib.pyplot"].close(result)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allhands.errors import first_letter_up, name_ranks
+from allhands.errors import name_ranks
 from allhands.events import NO_PEER, P2P, Columns, Kind, Site
 from allhands.matching import NOBODY, Matching
-from allhands.wording import count, does, group_name, listed, paragraph, together, waits
+from allhands.wording import count, does, group_name, have, paragraph, together, waits
 
 _SHOWN_LINKS = 8
 
@@ -214,15 +214,15 @@ class _Judge:
 
     def _why_over(self, core: list[Stuck], sites: list[Site], over: list[int]) -> str:
         """Some of those that are waited for have finished."""
-        have = f"{first_letter_up(listed(over))} {'has' if len(over) == 1 else 'have'}"
+        begin = have(over)
         site = next(site for each, site in zip(core, sites, strict=True) if set(each.needs) & set(over))
         if site.kind is Kind.NEW_GROUP:
-            return f"{have} already finished, and never called new_group for it."
+            return f"{begin} already finished, and never called new_group for it."
         if site.kind not in P2P:
             number = self._number(core[sites.index(site)])
-            return f"{have} already finished, and never called it: it is collective number {number} of its group."
+            return f"{begin} already finished, and never called it: it is collective number {number} of its group."
         if site.peer == NO_PEER:
-            return f"{have} already finished: nobody is left who could send."
+            return f"{begin} already finished: nobody is left who could send."
         other = Kind.SEND if site.kind is Kind.RECV else Kind.RECV
         done = sum(
             1
@@ -231,7 +231,7 @@ class _Judge:
         )
         verb = "sent" if other is Kind.SEND else "received"
         to = "to" if other is Kind.SEND else "from"
-        return f"{have} already finished. It {verb} {count(done, 'message') if done else 'nothing'} {to} rank {site.rank}."
+        return f"{begin} already finished. It {verb} {count(done, 'message') if done else 'nothing'} {to} rank {site.rank}."
 
     def _number(self, each: Stuck) -> int:
         return self.matching.number_in_group(int(self.matching.meeting[each.operation]))

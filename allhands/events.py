@@ -140,7 +140,7 @@ class Columns:
         self.groups: list[tuple[int, ...]] = [tuple(range(self.world_size))]
         """The ranks of each group, in the group's own order; a group made twice of the same ranks is there twice."""
         self._group_numbers: dict[tuple[tuple[int, ...], int], int] = {(self.groups[WORLD], 0): WORLD}
-        self._places: dict[str, tuple[Frame, ...]] = {}
+        self._places: dict[tuple[tuple[Any, ...], ...], tuple[Frame, ...]] = {}
         parts = [self._take(rank, file) for rank, file in enumerate(files)]
         self.rank = np.repeat(np.arange(self.world_size, dtype="i4"), [len(part) for part in parts])
         rows = np.concatenate(parts) if parts else np.empty(0, ROW)
@@ -172,7 +172,7 @@ class Columns:
         return rows
 
     def _place(self, frames: list[list[Any]]) -> tuple[Frame, ...]:
-        key = json.dumps(frames)
+        key = tuple(map(tuple, frames))
         if key not in self._places:
             self._places[key] = tuple(Frame(*frame) for frame in frames)
         return self._places[key]

@@ -31,7 +31,7 @@ class Picture:
 
 
 class Lanes:
-    """What both pictures have: lanes with their names, a line of summary, a ruler of rounds."""
+    """What both pictures have: lanes with their names, and a line of summary."""
 
     def __init__(self, trace: Trace, deadlock: Deadlock | None) -> None:
         self.trace, self.deadlock = trace, deadlock
@@ -40,7 +40,7 @@ class Lanes:
         self.rounds = max(trace.timeline.rounds, 1)
 
     def summary(self) -> str:
-        """`4 ranks, 24 messages in 6 rounds, 96 bytes sent`."""
+        """`4 ranks: 24 messages in 6 rounds`."""
         kind, took_place = self.columns.kind, ~np.isnan(self.timeline.began)
         sends = took_place & (kind == Kind.SEND)
         meetings = len({*self.matching.meeting[took_place & (self.matching.meeting != NOBODY) & (kind != Kind.NEW_GROUP)].tolist()})

@@ -1,7 +1,5 @@
 """Both ends of every operation: which send belongs to which receive, and which calls make one collective."""
 
-from functools import cached_property
-
 import numpy as np
 
 from allhands.events import NO_PEER, P2P, WORLD, Columns, Kind, Site
@@ -17,17 +15,15 @@ class Matching:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         kind = columns.kind
-        self._is_p2p = np.isin(kind, P2P)
         self.partner = np.full(len(columns), NOBODY)
         """The other end of each send and receive; what is not sure (`is_sure`) may change when more is known."""
         self._match_messages()
         self.meeting = np.full(len(columns), NOBODY)
         """The number of the collective that each call is part of."""
-        self._match_collectives(~self._is_p2p & (kind != Kind.COMPUTE))
+        self._match_collectives(~np.isin(kind, [*P2P, Kind.COMPUTE]))
 
     # Messages.
 
-    @cached_property
     def _channels(self) -> tuple[np.ndarray, int]:
         """The channel of each site, by number; and how many there are."""
         numbers: dict[Channel, int] = {}
@@ -39,7 +35,7 @@ class Matching:
         return channels, len(numbers)
 
     def _match_messages(self) -> None:
-        of_sites, number = self._channels
+        of_sites, number = self._channels()
         channel = of_sites[self.columns.site] if len(self.columns) else np.empty(0, "i8")
         sorted_ends, places, counts = [], [], []
         for kind in P2P:

@@ -15,6 +15,11 @@ from allhands.trace import Trace
 _LARGEST = {"ranks": 16, "operations": 1000, "rounds": 80}  # of a picture that shows each message
 
 
+def is_figure(what: Any) -> bool:
+    """Whether it is one of matplotlib's. Asked like this, matplotlib is imported by those only who have a chart."""
+    return type(what).__module__ == "matplotlib.figure"
+
+
 def draw(what: Any) -> Picture:
     """The space-time picture of a run: of what `run` gave, of its `trace`, or of a `RankError`, as far as it came. Or a matplotlib figure.
 
@@ -22,7 +27,7 @@ def draw(what: Any) -> Picture:
     to read what it is, and its line of code. More than 16 ranks, 80 rounds or some hundred messages are shown condensed.
     Raises TypeError for what has no trace, ValueError for a run that was not recorded.
     """
-    if type(what).__module__ == "matplotlib.figure":  # Asked like this, matplotlib is imported by those only who have a chart.
+    if is_figure(what):
         charts = import_module("allhands.charts")
         return Picture(charts.to_svg(what), f"[chart: {charts.title_of(what)}]")
     trace = what if isinstance(what, Trace) else getattr(what, "recorded", NotImplemented)

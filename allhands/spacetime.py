@@ -125,7 +125,7 @@ class SpaceTime(Lanes):
                 bend = 12 + 6 * abs(other - each.rank)
                 yield _pointer(self.edge + 2, self.y(each.rank), self.y(other), min(bend, 40), f"rank {each.rank} needs rank {other}")
         for rank in sorted({rank for each in self.stuck.values() for rank in each.needs} - set(self.stuck)):
-            yield svg.text(self.edge + 44, self.y(rank), "has finished" if rank in self.deadlock.finished else "", 12, opacity=0.7)
+            yield svg.text(self.edge + 44, self.y(rank), "has finished", 12, opacity=0.7)
 
     def _wish(self, each: Stuck) -> str:
         site = self.matching.site(each.operation)

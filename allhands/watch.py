@@ -108,11 +108,11 @@ class Watch:
                 if trace is not None:
                     found = finding(trace)
                     if found:
-                        raise self._with_output(RankError(found))
+                        raise self._with_output(RankError(found), trace)
                     warnings = warnings_of(trace)
                 results = [self._result(r) for r in range(self._world_size)]
                 if self.failures:
-                    raise self._with_output(RankError(root_cause(self.failures, self._world_size, self.done)))
+                    raise self._with_output(RankError(root_cause(self.failures, self._world_size, self.done)), trace)
             return Run(results, self.text.all(), trace, warnings)
         finally:
             write("".join(f"Warning: {warning}\n" for warning in warnings))
@@ -124,17 +124,18 @@ class Watch:
             deadline = time.monotonic() + self.job.timeout
             while self._working and not self.failures:
                 if time.monotonic() >= deadline:
-                    raise self._with_output(RankTimeout(self._timeout_text()))
+                    trace = self._trace()
+                    raise self._with_output(RankTimeout(self._timeout_text(trace)), trace)
                 self._take_news(deadline - time.monotonic())
                 self._look_out()
             if self.failures:
                 if not self.is_short_of_ranks:  # Else the others can only wait for those that never were.
                     self._settle()
-                raise self._with_output(RankError(self._failure_text()))
+                raise self._failure()
         except KeyboardInterrupt:
             if self.failures:  # It waited for the others to come to theirs.
-                raise self._with_output(RankError(self._failure_text())) from None
-            raise self._with_output(RunInterrupted(self._interrupt_text())) from None
+                raise self._failure() from None
+            raise self._with_output(RunInterrupted(self._interrupt_text()), self._trace()) from None
 
     def _look_out(self) -> None:
         """Raise what can be proved while ranks still run."""
@@ -152,9 +153,12 @@ class Watch:
     def _trace(self) -> Trace | None:
         return self.lookout.trace() if self.job.record else None
 
-    def _failure_text(self) -> str:
-        """Why ranks failed. Two ends that did not fit come first: what happened then may be no more than their consequence."""
+    def _failure(self) -> RankError:
         trace = self._trace()
+        return self._with_output(RankError(self._failure_text(trace)), trace)
+
+    def _failure_text(self, trace: Trace | None) -> str:
+        """Why ranks failed. Two ends that did not fit come first: what happened then may be no more than their consequence."""
         if trace is None or trace.mismatch is None:
             return root_cause(self.failures, self._world_size)
         own = {r: failure for r, failure in self.failures.items() if not failure.is_consequence and failure.what != _ABORTED}
@@ -163,9 +167,9 @@ class Watch:
         self.text.hide_last_words()
         return trace.mismatch.text
 
-    def _with_output(self, error: RankError | RunInterrupted, trace: Trace | None = None) -> RankError | RunInterrupted:
+    def _with_output(self, error: RankError | RunInterrupted, trace: Trace | None) -> RankError | RunInterrupted:
         error.output = tuple(self.text.all())
-        error.recorded = trace or self._trace()
+        error.recorded = trace
         return error
 
     def _wait_for_start(self) -> None:
@@ -239,9 +243,8 @@ class Watch:
         finally:
             os.unlink(path)
 
-    def _timeout_text(self) -> str:
+    def _timeout_text(self, trace: Trace | None) -> str:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
-        trace = self._trace()
         deadlock = trace and find_deadlock(trace.columns, trace.matching, self.done)
         if deadlock:  # It was not proved: they have threads that might have helped.
             why = deadlock.why

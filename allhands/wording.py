@@ -13,7 +13,7 @@ _SHOWN_RANKS = 8
 
 def count(number: int, what: str) -> str:
     """`1 byte`, `1,024 bytes`."""
-    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('h') else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def tensor(dtype: str, shape: Shape) -> str:
@@ -77,6 +77,11 @@ def listed(ranks: Iterable[int]) -> str:
         names = [*names[: _SHOWN_RANKS - 1], f"{len(names) - _SHOWN_RANKS + 1} more"]
     together = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return f"rank{'s' if len(names) > 1 else ''} {together}"
+
+
+def have(ranks: Sequence[int]) -> str:
+    """`Rank 2 has`, `Ranks 2 and 3 have`: the beginning of a sentence."""
+    return f"{first_letter_up(listed(ranks))} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def _tag(site: Site) -> str:

@@ -11,14 +11,26 @@ from allhands.stack import Frame, tell
 _SHOWN_OTHER_CAUSES = 4
 
 
-class RankError(Exception):
+class Recorded:
+    """What a run leaves behind, well or badly ended: the record of all that its ranks did."""
+
+    recorded: Any = None
+
+    @property
+    def trace(self) -> Any:
+        """The `Trace`: every operation of every rank. Raises ValueError if the run was not recorded."""
+        if self.recorded is None:
+            raise without_traceback(ValueError("this run was not recorded: leave record=False (or --record off) out"))
+        return self.recorded
+
+
+class RankError(Recorded, Exception):
     """Something went wrong in a rank. The text says what, in which ranks, and on which line of the learner's code.
 
-    `output` holds what each rank had printed until then, and `recorded` the `Trace` (None for a run with `record=False`).
+    `output` holds what each rank had printed until then, and `trace` what all of them had done.
     """
 
     output: tuple[str, ...] = ()
-    recorded: Any = None
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and no traceback: the kernel's own calls say nothing about the ranks."""
@@ -35,11 +47,10 @@ class RankTimeout(RankError, TimeoutError):
     """The ranks had not ended in time. The text says where each of them stood."""
 
 
-class RunInterrupted(KeyboardInterrupt):
+class RunInterrupted(Recorded, KeyboardInterrupt):
     """The reader stopped the run. The text says where each rank stood."""
 
     output: tuple[str, ...] = ()
-    recorded: Any = None
     _render_traceback_ = RankError._render_traceback_
 
 

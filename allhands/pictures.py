@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from allhands.condensed import Condensed
-from allhands.errors import without_traceback
+from allhands.errors import Recorded, without_traceback
 from allhands.lanes import Picture
 from allhands.spacetime import SpaceTime
 from allhands.trace import Trace
@@ -30,13 +30,11 @@ def draw(what: Any) -> Picture:
     if is_figure(what):
         charts = import_module("allhands.charts")
         return Picture(charts.to_svg(what), f"[chart: {charts.title_of(what)}]")
-    trace = what if isinstance(what, Trace) else getattr(what, "recorded", NotImplemented)
-    if trace is NotImplemented:
+    if not isinstance(what, Trace | Recorded):
         raise without_traceback(
             TypeError(f"draw needs what run() gave, a trace, a RankError, or a figure, but got {type(what).__name__}: write draw(job)")
         )
-    if trace is None:
-        raise without_traceback(ValueError("this run was not recorded: leave record=False (or --record off) out"))
+    trace = what if isinstance(what, Trace) else what.trace
     size = {"ranks": trace.world_size, "operations": len(trace), "rounds": trace.timeline.rounds}
     is_small = all(size[name] <= limit for name, limit in _LARGEST.items())
     return (SpaceTime if is_small else Condensed)(trace, getattr(what, "deadlock", None)).picture()

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from allhands import palette, svg
-from allhands.deadlock import Deadlock, Stuck
+from allhands.deadlock import Deadlock
 from allhands.events import NO_PEER, P2P, Kind, Site
 from allhands.lanes import BOTTOM, DRAWN_WIDTH, GUTTER, TOP, Lanes, Picture, neighbours
 from allhands.stack import tell
@@ -120,15 +120,19 @@ class SpaceTime(Lanes):
     def _pointers(self) -> Iterator[str]:
         """Who points at whom: from each stuck rank to those that it needs."""
         for each in self.stuck.values():
-            yield svg.text(self.edge + 44, self.y(each.rank), self._wish(each), 12, fill=palette.ALARM, font_weight=600)
+            yield svg.text(self.edge + 44, self.y(each.rank), self._wish(each.operation), 12, fill=palette.ALARM, font_weight=600)
             for other in each.needs:
                 bend = 12 + 6 * abs(other - each.rank)
                 yield _pointer(self.edge + 2, self.y(each.rank), self.y(other), min(bend, 40), f"rank {each.rank} needs rank {other}")
         for rank in sorted({rank for each in self.stuck.values() for rank in each.needs} - set(self.stuck)):
             yield svg.text(self.edge + 44, self.y(rank), "has finished", 12, opacity=0.7)
+        for operation in np.flatnonzero(self.columns.is_waiting).tolist() if self.stuck else ():
+            rank = int(self.columns.rank[operation])
+            if rank not in self.stuck:  # It waits for one of those.
+                yield svg.text(self.edge + 44, self.y(rank), self._wish(operation), 12, opacity=0.7)
 
-    def _wish(self, each: Stuck) -> str:
-        site = self.matching.site(each.operation)
+    def _wish(self, operation: int) -> str:
+        site = self.matching.site(operation)
         if site.kind is Kind.RECV:
             return f"receives from {'anybody' if site.peer == NO_PEER else site.peer}"
         return f"sends to {site.peer}" if site.kind is Kind.SEND else site.kind.label

@@ -16,11 +16,11 @@ from allhands.errors import (
     RankDeadlock,
     RankError,
     RankTimeout,
+    Recorded,
     RunInterrupted,
     root_cause,
     standing,
     standings,
-    without_traceback,
 )
 from allhands.interrupt import Interrupts
 from allhands.job import RECORD, Job, News
@@ -41,7 +41,7 @@ _STACK_SECONDS_AT_INTERRUPT = 0.25
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Recorded):
     """What a run gave: `results` and `output` (the printed text) by rank, and `trace`, the record of all that the ranks did.
 
     `warnings`: what was odd, and is printed after the ranks' own text: a message that nobody received, or that was not waited for.
@@ -51,13 +51,6 @@ class Run:
     output: list[str]
     recorded: Trace | None = None
     warnings: tuple[str, ...] = ()
-
-    @property
-    def trace(self) -> Trace:
-        """Every operation of every rank. Raises ValueError if the run was not recorded."""
-        if self.recorded is None:
-            raise without_traceback(ValueError("this run was not recorded: leave record=False (or --record off) out"))
-        return self.recorded
 
     @property
     def world_size(self) -> int:

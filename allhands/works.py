@@ -34,11 +34,12 @@ class Message:
     def _wait(self, timeout: timedelta) -> Any:
         view, place, head = self._view, self._place, pen.current.head
         # C++ always names a time, and means by none of it that the wait has no limit.
-        view[place + WAITED] |= next(ticks) if timeout == NO_TIMEOUT else next(ticks) | HAS_LIMIT
+        has_limit = timeout != NO_TIMEOUT
+        view[place + WAITED] |= next(ticks) | (HAS_LIMIT if has_limit else 0)
         head[0] = next(ticks)
         failed = HAS_FAILED
         try:
-            result = self._work.wait(timeout)
+            result = self._work.wait(timeout) if has_limit else self._work.wait()
             failed = 0
         finally:
             view[place + OVER] = next(ticks) | failed

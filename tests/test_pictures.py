@@ -189,6 +189,19 @@ def test_who_points_at_one_that_has_finished():
     assert drawing.pointers == [(0, 2), (1, 2)] and "has finished" in drawing.words
 
 
+def test_who_waits_for_one_that_is_stuck_says_what_for():
+    def chain_to_one_that_left():
+        rank = dist.get_rank()
+        if rank < 2:
+            dist.recv(x(), rank + 1)
+
+    with pytest.raises(RankDeadlock) as caught:
+        run(chain_to_one_that_left, world_size=3)
+    drawing = Drawing(draw(caught.value))
+    assert drawing.pointers == [(1, 2)] and {"receives from 1", "receives from 2", "has finished"} <= set(drawing.words)
+    assert len(caught.value.trace) == 2
+
+
 def test_the_lines_of_code_are_under_the_mouse():
     svg = draw(run(chain)).svg
     assert re.search(

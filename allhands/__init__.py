@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "check": "checking",
+    "hint": "checking",
+    "CheckFailed": "checking",
     "draw": "pictures",
     "explore": "controls",
     "run": "launch",
@@ -13,7 +16,19 @@ _HOME = {
     "RankTimeout": "errors",
 }
 
-__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "explore", "load_ipython_extension", "run"]
+__all__ = [
+    "CheckFailed",
+    "RankDeadlock",
+    "RankError",
+    "RankTimeout",
+    "Run",
+    "check",
+    "draw",
+    "explore",
+    "hint",
+    "load_ipython_extension",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

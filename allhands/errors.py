@@ -44,7 +44,9 @@ class RankDeadlock(RankError):
 
 
 class RankTimeout(RankError, TimeoutError):
-    """The ranks had not ended in time. The text says where each of them stood."""
+    """The ranks had not ended in time. The text says where each of them stood, and so does `standings`."""
+
+    standings: str = ""
 
 
 class RunInterrupted(Recorded, KeyboardInterrupt):

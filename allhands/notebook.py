@@ -12,6 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from allhands.cell import Cell, CellValue
+from allhands.checking import CheckFailed
 from allhands.errors import CellSyntaxError, RankDeadlock, RankError, RunInterrupted
 from allhands.job import COMPUTE
 from allhands.launch import run
@@ -100,13 +101,17 @@ class RanksMagic(Magics):
         return CellSyntaxError("\n\n".join(parts))
 
 
-def _show_deadlock(shell: Any, kind: type, error: RankDeadlock, traceback: TracebackType, tb_offset: int | None = None) -> None:
-    """A deadlock is drawn before it is told."""
-    display(draw(error))
+def _show_with_picture(
+    shell: Any, kind: type, error: RankDeadlock | CheckFailed, traceback: TracebackType, tb_offset: int | None = None
+) -> None:
+    """What went wrong is drawn before it is told."""
+    picture = draw(error) if isinstance(error, RankDeadlock) else error.picture
+    if picture:
+        display(picture)
     shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
 
 def register(shell: Any) -> None:
-    """Give `%%ranks` to a notebook, and pictures to its deadlocks."""
+    """Give `%%ranks` to a notebook, and pictures to its deadlocks and failed checks."""
     shell.register_magics(RanksMagic)
-    shell.set_custom_exc((RankDeadlock,), _show_deadlock)
+    shell.set_custom_exc((RankDeadlock, CheckFailed), _show_with_picture)

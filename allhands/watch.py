@@ -117,8 +117,7 @@ class Watch:
             deadline = time.monotonic() + self.job.timeout
             while self._working and not self.failures:
                 if time.monotonic() >= deadline:
-                    trace = self._trace()
-                    raise self._with_output(RankTimeout(self._timeout_text(trace)), trace)
+                    raise self._timeout(self._trace())
                 self._take_news(deadline - time.monotonic())
                 self._look_out()
             if self.failures:
@@ -236,7 +235,7 @@ class Watch:
         finally:
             os.unlink(path)
 
-    def _timeout_text(self, trace: Trace | None) -> str:
+    def _timeout(self, trace: Trace | None) -> RankError:
         seconds = f"{self.job.timeout:g} second{'' if self.job.timeout == 1 else 's'}"
         deadlock = trace and find_deadlock(trace.columns, trace.matching, self.done)
         if deadlock:  # It was not proved: they have threads that might have helped.
@@ -245,10 +244,13 @@ class Watch:
             why = "Do they wait for one that had finished? A send needs a recv, and a collective every rank of its group."
         else:
             why = "Ranks that wait for each other wait for ever."
-        return (
-            f"Not finished after {seconds}.\n\n{self._standings(_STACK_SECONDS)}\n\n"
+        standings = self._standings(_STACK_SECONDS)
+        error = RankTimeout(
+            f"Not finished after {seconds}.\n\n{standings}\n\n"
             f"{why}\nIf they were only slow, give them longer: timeout=60, or %%ranks 4 --timeout 60."
         )
+        error.standings = standings
+        return self._with_output(error, trace)
 
     def _interrupt_text(self) -> str:
         return f"The run was stopped.\n\n{self._standings(_STACK_SECONDS_AT_INTERRUPT)}"

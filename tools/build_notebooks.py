@@ -1,39 +1,35 @@
-"""Build the notebooks from the manuscript: `python tools/build_notebooks.py [--check]`.
+"""Build the notebooks from the manuscript: `python tools/build_notebooks.py [--check] [NAME …]`, NAME as in 01_ranks_and_messages.
 
-Each text becomes a notebook, is run, and is brought into a form in which two builds are equal: counts from 1, streams of one
-kind merged, no times, ids that only depend on the section and the place in it. `--check` writes nothing and names what is stale in source,
-metadata or ids; whether the stored outputs still hold is nbval's to say.
+A text of the reference becomes a notebook in notebooks/; a lesson becomes two, in solutions/ with its answers and in lessons/ without them
+(how: see manuscript.py). Each is run, and brought into a form in which two builds are equal: counts from 1, streams of one kind merged, no
+times. `--check` writes nothing and names what is stale in source, metadata or ids; whether the stored outputs still hold is nbval's to say.
 """
 
 import argparse
-import hashlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {ROOT / "manuscript" / "reference": ROOT / "notebooks"}
+from manuscript import ROOT, ManuscriptError, read, without_answers
+
 _CELL_TIMEOUT_SECONDS = 120
 
 
-def read(text: Path) -> NotebookNode:
-    """The notebook that a text says, not yet run."""
-    notebook = jupytext.read(text, fmt="md:myst")
-    kernel = notebook.metadata["kernelspec"]
-    notebook.metadata = NotebookNode(kernelspec=kernel, language_info=NotebookNode(name="python"))
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
-    section, place = text.stem, 0
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and cell.source.startswith("#"):
-            section, place = cell.source.partition("\n")[0], 0
-        cell.id = hashlib.sha256(f"{text.stem}/{section}/{place}".encode()).hexdigest()[:12]
-        cell.metadata = NotebookNode({"tags": cell.metadata["tags"]} if "tags" in cell.metadata else {})
-        place += 1
+def as_it_is(notebook: NotebookNode) -> NotebookNode:
+    """What the text says."""
     return notebook
+
+
+BUILDS: list[tuple[str, str, Callable[[NotebookNode], NotebookNode]]] = [
+    ("reference", "notebooks", as_it_is),
+    ("lesson", "solutions", as_it_is),
+    ("lesson", "lessons", without_answers),
+]
+"""From which folder of the manuscript to which of the course, and what is done on the way."""
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
@@ -78,26 +74,50 @@ def without_outputs(notebook: NotebookNode) -> NotebookNode:
     return bare
 
 
+def wanted() -> Iterator[tuple[Path, NotebookNode]]:
+    """All notebooks of the course, as the manuscript says them."""
+    for source, target, change in BUILDS:
+        for text in sorted((ROOT / "manuscript" / source).glob("*.md")):
+            yield ROOT / target / f"{text.stem}.ipynb", change(read(text))
+
+
+def stale(notebooks: dict[Path, NotebookNode]) -> list[Path]:
+    """What is not as the manuscript says, is not there, or is there without a text."""
+    changed = [
+        path
+        for path, notebook in notebooks.items()
+        if not path.exists() or without_outputs(nbformat.read(path, as_version=4)) != nbformat.from_dict(notebook)
+    ]
+    return changed + [path for _, target, _ in BUILDS for path in sorted((ROOT / target).glob("*.ipynb")) if path not in notebooks]
+
+
 def main() -> None:
-    """Build all, or check all."""
+    """Build all, or those that are named, or check all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    stale = []
-    for source, target in FOLDERS.items():
-        wanted = {target / f"{text.stem}.ipynb": text for text in sorted(source.glob("*.md"))}
-        stale += [path for path in target.glob("*.ipynb") if path not in wanted]
-        for path, text in wanted.items():
-            notebook = read(text)
-            if not check:
-                execute(notebook, target)
-                nbformat.validate(notebook)
-                nbformat.write(notebook, path)
-                print("built", path.relative_to(ROOT))
-            elif not path.exists() or without_outputs(nbformat.read(path, as_version=4)) != notebook:
-                stale.append(path)
-    if stale:
-        sys.exit("\n".join(f"{path.relative_to(ROOT)} is not what the manuscript says: run make notebooks" for path in stale))
+    options = parser.parse_args()
+    try:
+        notebooks = dict(wanted())
+    except ManuscriptError as error:
+        sys.exit(str(error))
+    if options.check:
+        if paths := stale(notebooks):
+            sys.exit("\n".join(f"{path.relative_to(ROOT)} is not what the manuscript says: run make notebooks" for path in paths))
+        return
+    unknown = set(options.names) - {path.stem for path in notebooks}
+    if unknown:
+        sys.exit(f"there is no text {', '.join(sorted(unknown))}. There are {', '.join(sorted({path.stem for path in notebooks}))}")
+    for path, notebook in notebooks.items():
+        if not options.names or path.stem in options.names:
+            execute(notebook, path.parent)
+            nbformat.validate(notebook)
+            nbformat.write(notebook, path)
+            print("built", path.relative_to(ROOT), flush=True)
+    if not options.names:
+        for path in stale(notebooks):  # Left over from a text that is gone.
+            path.unlink()
+            print("removed", path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""An answer tried in one case: what it returned, and what it sent."""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from allhands.errors import RankError
+from allhands.exercise import Case, Task
+from allhands.launch import run
+from allhands.output import into
+from allhands.printed import fold
+from allhands.values import same
+from allhands.watch import Run
+
+LIMIT_SECONDS = 4.0
+"""For one case. Right answers take some hundredths of a second."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one rank's call gave, and the positions of arguments that it changed and should not have."""
+
+    value: Any
+    changed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Calls the answer in a rank."""
+
+    answer: Callable[..., Any]
+    arguments: Sequence[tuple[Any, ...]]
+    fills: tuple[int, ...]
+
+    def __call__(self) -> _Call:
+        mine = self.arguments[dist.get_rank()]
+        before = copy.deepcopy(mine)
+        returned = self.answer(*mine)
+        places = [place for place in range(len(mine)) if place not in self.fills]
+        changed = tuple(place for place in places if not same(mine[place], before[place]))
+        return _Call(tuple(mine[place] for place in self.fills) if self.fills else returned, changed)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """An answer in one case, and how that ended. `is_borrowed`: the messages came from the course's own solution."""
+
+    task: Task
+    case: Case
+    answer: Callable[..., Any]
+    ended: Run | RankError
+    is_borrowed: bool
+
+    @property
+    def printed(self) -> str:
+        """What the ranks printed, in their order."""
+        return fold(self.ended.output)
+
+    @property
+    def sent(self) -> list[tuple[int, int]]:
+        """How many messages each rank has sent, and of how many bytes."""
+        return [(account.messages_out, account.bytes_out) for account in self.ended.trace.ledger().ranks]
+
+    @property
+    def has_picture(self) -> bool:
+        """Whether there is something to draw."""
+        return self.ended.recorded is not None and len(self.ended.trace) > 0
+
+
+def attempt(task: Task, case: Case, answer: Callable[..., Any]) -> Trial:
+    """Run an answer in the ranks of one case. What it prints is kept back."""
+    caller = _Caller(answer, case.arguments, tuple(task.fills))
+    ended: Run | RankError
+    with into([]):
+        try:
+            ended = run(caller, world_size=case.world_size, timeout=LIMIT_SECONDS)
+        except RankError as error:
+            ended = error
+    return Trial(task, case, answer, ended, is_borrowed=inspect.unwrap(answer) is not task.solution and _calls_solution(task, ended))
+
+
+def _calls_solution(task: Task, ended: Run | RankError) -> bool:
+    """Whether messages were sent from the course's own solution."""
+    if ended.recorded is None:
+        return False
+    home = inspect.getsourcefile(task.solution)
+    return any(frame.filename == home and frame.function == task.name for site in ended.trace.columns.sites for frame in site.place)

@@ -1,0 +1,53 @@
+"""What functions return: exactly equal or not, where they differ, and in a line of text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def same(one: Any, other: Any) -> bool:
+    """Exactly equal: dtype, shape and each element. A list may stand for a tuple."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError):  # Arrays compare by element.
+        return False
+
+
+def in_words(value: Any) -> str:
+    """A value in a line: `float32 [1., 2.]`, or its repr."""
+    if not isinstance(value, torch.Tensor):
+        return _cut(repr(value))
+    dtype = str(value.dtype).removeprefix("torch.")
+    numbers = " ".join(repr(value.tolist()).split())
+    return _cut(f"{dtype} {numbers}" if value.numel() else f"{dtype} {list(value.shape)}, empty")
+
+
+def _cut(text: str, length: int = 46) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of text in columns."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in (head, *rows))
+
+
+def difference(expected: Any, got: Any) -> str:
+    """Where a value first differs from what it should be, to follow "the first difference: in rank 0,"."""
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        if expected.dtype != got.dtype:
+            return f"the dtype should be {expected.dtype} and is {got.dtype}"
+        if expected.shape != got.shape:
+            return f"the shape should be {list(expected.shape)} and is {list(got.shape)}"
+        place = (expected != got).nonzero()[0].tolist()
+        where = f"element {place[0] if len(place) == 1 else place}" if place else "the number"
+        return f"{where} should be {expected[tuple(place)].item():g} and is {got[tuple(place)].item():g}"
+    return f"it should be {in_words(expected)} and is {in_words(got)}"

@@ -1,5 +1,0 @@
-"""stub"""
-
-
-def note(task_id: str) -> None:
-    """Stub."""

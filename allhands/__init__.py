@@ -6,6 +6,7 @@ from typing import Any
 _HOME = {
     "draw": "pictures",
     "explore": "controls",
+    "progress": "marks",
     "run": "launch",
     "Run": "watch",
     "RankError": "errors",
@@ -13,7 +14,7 @@ _HOME = {
     "RankTimeout": "errors",
 }
 
-__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "explore", "load_ipython_extension", "run"]
+__all__ = ["RankDeadlock", "RankError", "RankTimeout", "Run", "draw", "explore", "load_ipython_extension", "progress", "run"]
 
 
 def __getattr__(name: str) -> Any:

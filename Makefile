@@ -1,4 +1,5 @@
-# make lab    set up what is needed, then open JupyterLab at the start page. A server without a screen:
+# make lab    set up what is needed, copy the lessons to work/ (never over a file of yours), then open JupyterLab at the start page.
+#             A server without a screen:
 #             make lab ARGS="--no-browser --port 8890"
 # make test   set up what is needed, then everything that must be green.
 # The rest:   make notebooks (manuscript -> notebooks), make benchmark, make constraints (newer versions; see README.md)
@@ -12,8 +13,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab:
 	@$(PYTHON) tools/set_up.py
-	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
-	@$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(ARGS)
+	@$(BIN)/python -m allhands start
+	@PATH="$$(cd $(BIN) && pwd):$$PATH" $(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(ARGS)
 
 test:
 	@$(PYTHON) tools/set_up.py --dev

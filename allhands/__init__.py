@@ -9,6 +9,7 @@ _HOME = {
     "CheckFailed": "checking",
     "draw": "pictures",
     "explore": "controls",
+    "progress": "marks",
     "run": "launch",
     "Run": "watch",
     "RankError": "errors",
@@ -27,6 +28,7 @@ __all__ = [
     "explore",
     "hint",
     "load_ipython_extension",
+    "progress",
     "run",
 ]
 

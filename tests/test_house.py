@@ -35,7 +35,9 @@ FLOORS = [
         "server",
     ),
     *("forkserver", "spawn", "interrupt", "stacks", "lookout", "output", "watch", "launch"),
-    *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls", "notebook"),
+    *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls"),
+    *("causality", "exercise", "parallel", "exercises", "course", "marks", "lessons", "command", "__main__"),
+    *("values", "trial", "faults", "checking", "notebook", "torchrun"),
 ]
 
 
@@ -53,13 +55,15 @@ def imports_of(path):
 
 
 def test_every_module_has_its_floor():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {*FLOORS, "__init__"}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {path.stem for path in PACKAGE.glob("*.py")} | packages == {*FLOORS, "__init__"}
 
 
 @pytest.mark.parametrize("module", FLOORS)
 def test_modules_import_one_way(module):
     below = set(FLOORS[: FLOORS.index(module)])
-    assert imports_of(PACKAGE / f"{module}.py") <= below
+    files = [PACKAGE / f"{module}.py", *(PACKAGE / module).rglob("*.py")]
+    assert set().union(*(imports_of(path) for path in files if path.exists())) - {module} <= below
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,9 @@ def test_modules_import_one_way(module):
         ("pictures", {"torch", "IPython", "matplotlib"}),
         ("launch", {"IPython", "matplotlib"}),
         ("rank", {"IPython", "matplotlib"}),
+        ("exercises", {"torch", "IPython"}),
+        ("marks", {"torch", "IPython", "nbformat"}),
+        ("command", {"torch", "IPython"}),
     ],
 )
 def test_what_a_module_does_not_import(module, forbidden):

@@ -41,11 +41,17 @@ def listening(pid):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """JupyterLab, as `make lab` starts it, for a user without a history, on a copy of the notebooks."""
+    """JupyterLab, as `make lab` starts it, for a user without a history, on a copy of the course with one lesson more."""
     folder = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "notebooks", folder / "course" / "notebooks")
+    for name in ("notebooks", "lessons"):
+        shutil.copytree(ROOT / name, folder / "course" / name)
+    picture = nbformat.v4.new_output("display_data", {"text/html": '<svg role="img" width="300" height="9"><title>stored</title></svg>'})
+    cells = [nbformat.v4.new_markdown_cell("# For the hands", id="a"), nbformat.v4.new_code_cell("1", id="b", outputs=[picture])]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "course" / "lessons" / "99_for_the_hands.ipynb")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "PYTEST"))}
     environment |= {"HOME": str(folder / "home"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}
+    environment |= {"ALLHANDS_COURSE": str(folder / "course")}  # Whoever runs the tests may have lessons of their own in work/.
     arguments = f"--no-browser --port {free_port()} --ServerApp.root_dir={folder / 'course'} --LabApp.expose_app_in_browser=True"
     with open(folder / "log", "w") as log:
         make = subprocess.Popen(
@@ -213,3 +219,15 @@ def test_a_deadlock_of_ones_own(page):
     assert pictures(page)[-1][0] == "Space-time picture: 2 ranks: 0 messages in 0 rounds; deadlock"
     run_new_cell(page, "%%ranks 2\nrank + 50")
     assert wait_until(lambda: outputs(page)[-1] == "[0] 50\n[1] 51")
+
+
+def test_the_start_page_leads_to_the_learners_copy_of_a_lesson(page, lab):
+    """And the command is there, for a cell too."""
+    run_new_cell(page, "!allhands reset 99")
+    assert wait_until(lambda: outputs(page)[-1].strip() == "99_for_the_hands begins again in work/."), outputs(page)[-2:]
+    run_new_cell(page, "from allhands import progress\nprogress()")
+    page.get_by_role("link", name="99 For the hands").click()
+    page.get_by_role("heading", name="For the hands").wait_for()
+    assert wait_until(lambda: pictures(page)[-1][0] == "stored")  # It is trusted.
+    page.screenshot(path=ROOT / "build" / "lesson.png")
+    assert (lab["folder"] / "work" / "99_for_the_hands.ipynb").exists()

@@ -8,9 +8,9 @@ A text is MyST Markdown that jupytext reads. Its code cells may say, in options:
     :answer: allhands.parallel.messages:deliver     the same in a lesson, where the body is what the learner writes
     :task: {points: 2}                              in a lesson: it checks the answer, `check("ranks_and_messages.deliver", deliver)`
 
-In the prose `{{ expression }}` is filled in: it sees the package `allhands`, its modules, and `FACTS`, the numbers of facts.toml, which have
-their source there; what follows a colon is a format, as in an f-string. Whatever else looks like a directive is an error, with its file and
-line, and so is a name that is not there.
+In the prose `{{ expression }}` is filled in: it sees the package `allhands`, its modules, and `FACTS`, the numbers of facts.toml, which
+have their source there; what follows a colon is a format, as in an f-string. Whatever else looks like a directive is an error, with its
+file and line, and so is a name that is not there.
 """
 
 import ast

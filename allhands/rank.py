@@ -80,7 +80,7 @@ def _take_on(job: Job, rank: int) -> None:
     builtins.input = sys.breakpointhook = _no_keyboard
     os.environ.clear()
     os.environ.update(job.environment)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
     os.chdir(job.working_directory)
     sys.path[:] = job.import_path
     importlib.invalidate_caches()
@@ -93,7 +93,7 @@ def _unbuffered(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
-def _loopback() -> str:
+def loopback() -> str:
     """The name of the loopback interface: host names do not always resolve, and nothing should listen outside."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 

@@ -147,6 +147,11 @@ def _world(trial: Trial) -> str:
     return f"with {size} rank{'' if size == 1 else 's'}"
 
 
+def _and(words: list[str]) -> str:
+    """`3`, `3 and 4`, `3, 4 and 2`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
     fault, trial = verdict.fault, verdict.last
     more = f'hint("{task_id}") helps on.'
@@ -156,7 +161,8 @@ def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
         )
     where = "" if task.riddle else f" {_world(trial)}"
     before = len(verdict.trials) - 1
-    so_far = f" (It is right {', '.join(_world(each) for each in verdict.trials[:before])}.)" if before else ""
+    sizes = [f"{each.case.world_size}" for each in verdict.trials[:before]]
+    so_far = f" (It is right with {_and(sizes)} rank{'' if sizes == ['1'] else 's'}.)" if before else ""
     parts = [f"{task.name} is not right yet{where}.{so_far}", fault.text]
     mistake = name_mistake(task, verdict)
     if mistake:

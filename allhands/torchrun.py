@@ -90,7 +90,9 @@ class _Launch:
             while any(agent.poll() is None for agent in self.agents) and not any(agent.poll() for agent in self.agents):
                 if time.monotonic() > deadline:
                     self._end()
-                    raise RankTimeout(f"Not finished after {timeout:g} seconds. What the ranks have printed:\n\n{fold(self._words('stdout'))}")
+                    raise RankTimeout(
+                        f"Not finished after {timeout:g} seconds. What the ranks have printed:\n\n{fold(self._words('stdout'))}"
+                    )
                 time.sleep(_LOOK_SECONDS)
 
     @contextlib.contextmanager

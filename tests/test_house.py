@@ -22,6 +22,8 @@ FLOORS = [
     *(
         "payload",
         "liveness",
+        "lineage",
+        "loopback",
         "job",
         "cell",
         "report",
@@ -33,8 +35,10 @@ FLOORS = [
         "compute",
         "rank",
         "server",
+        "script",
+        "machines",
     ),
-    *("forkserver", "spawn", "interrupt", "stacks", "lookout", "output", "watch", "launch"),
+    *("forkserver", "spawn", "interrupt", "torchrun", "stacks", "lookout", "output", "watch", "launch"),
     *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls", "notebook"),
 ]
 
@@ -66,6 +70,7 @@ def test_modules_import_one_way(module):
     ("module", "forbidden"),
     [
         ("forkserver", {"torch", "IPython"}),
+        ("torchrun", {"torch", "IPython"}),
         ("trace", {"torch", "IPython"}),  # Whatever reads a record must not need what made it.
         ("deadlock", {"torch", "IPython"}),
         ("pictures", {"torch", "IPython", "matplotlib"}),

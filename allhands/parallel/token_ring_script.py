@@ -1,0 +1,22 @@
+"""The token ring as a script of its own, as it would run in production: `torchrun` starts it once for every rank."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from allhands.parallel.messages import token_ring
+
+
+def main() -> None:
+    """Join the other ranks, send the token round, and say what came of it."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    x = torch.ones(2) * rank
+    total = token_ring(x)
+    print(f"rank {rank} of {world_size} (number {os.environ['LOCAL_RANK']} on its machine): {total}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,9 +12,8 @@ def main() -> None:
     """Join the other ranks, send the token round, and say what came of it."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
-    x = torch.ones(2) * rank
-    total = token_ring(x)
-    print(f"rank {rank} of {world_size} (number {os.environ['LOCAL_RANK']} on its machine): {total}")
+    token = token_ring(torch.ones(2) * rank)
+    print(f"rank {rank} of {world_size} (number {os.environ['LOCAL_RANK']} on its machine): {token}")
     dist.destroy_process_group()
 
 

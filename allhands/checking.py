@@ -94,9 +94,10 @@ def name_mistake(task: Task, verdict: Verdict) -> Mistake | None:
     if len(alike) > 1:
         alike = [each for each in alike if _trial_of(task, each, last.case).sent == last.sent] or alike
     others = iter([case for case in task.cases if case is not last.case])
-    while len(alike) > 1 and (case := next(others, None)):
+    while (len(alike) > 1 or (alike and verdict.fault.is_common)) and (case := next(others, None)):
         fault = find_fault(attempt(task, case, last.answer))
-        alike = [each for each in alike if _likeness(_fault_of(task, each, case)) == _likeness(fault)] or alike
+        same = [each for each in alike if _likeness(_fault_of(task, each, case)) == _likeness(fault)]
+        alike = same if verdict.fault.is_common else same or alike
     return alike[0] if alike else None
 
 
@@ -147,9 +148,20 @@ def _world(trial: Trial) -> str:
     return f"with {size} rank{'' if size == 1 else 's'}"
 
 
-def _and(words: list[str]) -> str:
-    """`3`, `3 and 4`, `3, 4 and 2`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _of(case: Case) -> str:
+    """What sets a case apart from others with as many ranks."""
+    return f", {case.told}" if case.told else ""
+
+
+def _so_far(verdict: Verdict) -> str:
+    """In which cases the answer was right before it failed."""
+    sizes = {each.case.world_size for each in verdict.trials[:-1]}
+    if not sizes:
+        return ""
+    if verdict.last.case.world_size in sizes:
+        count = len(verdict.trials) - 1
+        return f" (It is right in {count} other case{'s' if count > 1 else ''}.)"
+    return f" (It is right with {rank_label(sizes)} rank{'' if sizes == {1} else 's'}.)"
 
 
 def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
@@ -160,10 +172,7 @@ def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
             f"{task.name} is not started: it raises NotImplementedError. Write its body, run its cell, then this one.\n{more}"
         )
     where = "" if task.riddle else f" {_world(trial)}"
-    before = len(verdict.trials) - 1
-    sizes = [f"{each.case.world_size}" for each in verdict.trials[:before]]
-    so_far = f" (It is right with {_and(sizes)} rank{'' if sizes == ['1'] else 's'}.)" if before else ""
-    parts = [f"{task.name} is not right yet{where}.{so_far}", fault.text]
+    parts = [f"{task.name} is not right yet{where}{_of(trial.case)}.{_so_far(verdict)}", fault.text]
     mistake = name_mistake(task, verdict)
     if mistake:
         parts.append(f"What your code does is a known mistake. {mistake.says}")

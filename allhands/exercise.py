@@ -10,10 +10,14 @@ from allhands.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One situation in which an answer is tried: the number of ranks, and each rank's arguments, in the order of the ranks."""
+    """One situation in which an answer is tried: the number of ranks, and each rank's arguments, in the order of the ranks.
+
+    `told`: what else is special about it, to follow "with 3 ranks, ".
+    """
 
     world_size: int
     arguments: Sequence[tuple[Any, ...]]
+    told: str = ""
 
     def __post_init__(self) -> None:
         assert len(self.arguments) == self.world_size

@@ -29,6 +29,8 @@ class Fault:
     text: str
     likeness: object
     is_not_started: bool = False
+    is_common: bool = False
+    """Other mistakes may look the same in one case."""
 
 
 def find_fault(trial: Trial) -> Fault | None:
@@ -86,7 +88,7 @@ def _changed(trial: Trial, ended: Run) -> Fault | None:
             was = trial.case.arguments[rank][place]
             text = (
                 f"{whose} has changed its argument {names[place]}, which belongs to the caller: it was {in_words(was)} before the call.\n"
-                "Receive into a tensor of your own (torch.empty_like), and add with a + b rather than a += b."
+                f"Work in tensors of your own, such as torch.empty_like({names[place]})."
             )
             return Fault(text, ("changed", place))
     return None
@@ -140,7 +142,7 @@ def _reasons(warnings: Sequence[str]) -> frozenset[str]:
 
 def _promise(trial: Trial, ended: Run) -> Fault | None:
     broken = trial.task.promise(trial.case, ended.trace)
-    return Fault(broken, broken) if broken else None
+    return Fault(broken, broken, is_common=True) if broken else None
 
 
 def _ledger(trial: Trial, ended: Run) -> Fault | None:
@@ -152,11 +154,11 @@ def _ledger(trial: Trial, ended: Run) -> Fault | None:
             total = getattr(ledger.total, name)
             if total != wanted:
                 text = f"What the ranks return is right, but not what they send: {total:,} {title} in all, where {wanted:,} are expected."
-                return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, total))
+                return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, tuple(got)), is_common=True)
             continue
         wrong = [rank for rank in range(trial.case.world_size) if got[rank] != wanted[rank]]
         if wrong:
             rows = [[f"{rank}", f"{wanted[rank]:,}", f"{got[rank]:,}"] for rank in wrong[:_SHOWN_RANKS]]
             text = f"What the ranks return is right, but not what they send.\n\n{table(['rank', f'{title}: expected', 'got'], rows)}"
-            return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, tuple(got)))
+            return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, tuple(got)), is_common=True)
     return None

@@ -28,7 +28,7 @@ import numpy.random  # numpy leaves it for later, and later is 10 ms in every ra
 import torch
 import torch.distributed as dist
 
-from allhands import payload, pen, recorder
+from allhands import loopback, payload, pen, recorder
 from allhands.cell import CellValue
 from allhands.compute import Counting
 from allhands.job import COMPUTE, RECORD, STACK_SIGNAL, Job, News
@@ -80,7 +80,7 @@ def _take_on(job: Job, rank: int) -> None:
     builtins.input = sys.breakpointhook = _no_keyboard
     os.environ.clear()
     os.environ.update(job.environment)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.interface())
     os.chdir(job.working_directory)
     sys.path[:] = job.import_path
     importlib.invalidate_caches()
@@ -91,11 +91,6 @@ def _unbuffered(descriptor: int) -> io.TextIOWrapper:
     """A text stream whose every character is out at once, so that a rank that dies loses none."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
-
-
-def loopback() -> str:
-    """The name of the loopback interface: host names do not always resolve, and nothing should listen outside."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def _no_keyboard(*_: object, **__: object) -> NoReturn:

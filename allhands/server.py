@@ -9,18 +9,17 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
 
+from allhands import lineage
 from allhands import rank as rank_process
 from allhands.job import HEADER, RECORD, STACK_SIGNAL, TELL_STACKS, Job, News
 
 _LOOK_FOR_PARENT_SECONDS = 1.0
-_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, from <sys/prctl.h>
 _LINE_BUFFERED = 1  # _IOLBF, from <stdio.h>
 
 
@@ -104,11 +103,7 @@ class _Server:
 
     def become_rank(self, run: _Live, rank: int) -> NoReturn:
         try:
-            if sys.platform == "linux":
-                server = os.getppid()
-                ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-                if os.getppid() != server:
-                    os._exit(1)
+            lineage.die_with_parent()
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -178,9 +173,8 @@ def _kill_group(pid: int) -> None:
 
 def _kill_adopted() -> None:
     """End what ranks had started and detached: when no rank is left, every child of this process is such a one (on Linux)."""
-    with suppress(FileNotFoundError), open(f"/proc/self/task/{os.getpid()}/children") as children:
-        for pid in children.read().split():
-            os.kill(int(pid), signal.SIGKILL)
+    for pid in lineage.children():
+        os.kill(pid, signal.SIGKILL)
 
 
 def _write_whole_lines() -> None:
@@ -197,8 +191,7 @@ def _write_whole_lines() -> None:
 def serve(descriptor: int) -> None:
     """The server's main function. `descriptor` is its end of the caller's socket."""
     torch.set_num_threads(1)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
+    lineage.adopt_orphans()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until a rank has something to answer with.
     _write_whole_lines()
     gc.collect()

@@ -1,163 +1,211 @@
-"""`torchrun(module)`: start a script as a cluster would, with PyTorch's own launcher; this machine plays all machines. For Linux and macOS.
+"""`torchrun("script.py")`: run a script as production does, with torchrun's own agents, on machines that are played by this one.
 
-The script's ranks talk over the loopback interface. The one thing that is open to the network while it runs, some seconds, is the small
-store in which ranks find each other: PyTorch 2.13 has no way to bind that to one interface.
+An agent is what `torchrun` starts on a machine: it meets the other agents at the rendezvous, learns which ranks are its own, and starts
+them. Here all agents are on this machine. Windows is left out: it has no fork.
+
+The agents are PyTorch's own code, and so is the rendezvous, with two things of ours around it. `TCPStore`, which listens on all interfaces
+and which torchrun cannot tell not to, is given sockets of the loopback interface (`machines`). And in each rank something of ours runs the
+script, and sends to files what it prints (`script`).
 """
 
-import contextlib
-import ctypes
+import json
+import linecache
 import os
-import shlex
-import signal
+import selectors
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from allhands.errors import Failure, RankError, RankTimeout, root_cause
+from allhands import loopback, script
+from allhands.errors import Failure, RankError, RankTimeout, RunInterrupted, root_cause, standing, standings
+from allhands.interrupt import Interrupts
 from allhands.printed import fold
-from allhands.rank import loopback
+from allhands.stack import Frame, from_faulthandler
 
-_TRIES = 3  # Between the moment in which a port is found to be free and that in which it is used, somebody else may take it.
-_LOOK_SECONDS = 0.05
-_PATIENCE_SECONDS = 20.0  # for an agent to end its workers
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG from <sys/prctl.h>
-_OURS_ALONE = ("TORCHELASTIC_", "PYTEST_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")  # What an outer launcher or a test has set.
+MAX_RANKS = 32
+_PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_KEEPER_CODE = (
+    "import sys; sys.path[:] = {path!r}; import socket; from allhands.machines import keep; "
+    "keep(socket.socket(fileno={control}), socket.socket(fileno={listening}), {folder!r}, {commands!r})"
+)
+_STACK_SECONDS = 0.5  # for ranks to write down where they stand when their time is over
+_LAST_WORDS = 3_000
+
+# What an outer torchrun or pytest may have set, and what would change how torchrun meets: not passed on.
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_", "PYTEST_", "GROUP_", "ROLE_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+_FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass(frozen=True)
-class Launched:
-    """What a launch gave: the command that each machine runs, and what each rank printed."""
+class Launch:
+    """What `torchrun` gave: `command` is what one would type on each machine, `output` what each rank printed, by rank."""
 
-    commands: tuple[str, ...]
-    output: tuple[str, ...]
+    machines: int
+    command: str
+    output: list[str]
 
     def __repr__(self) -> str:
-        commands = "\n".join(f"machine {number} $ {command}" for number, command in enumerate(self.commands))
-        return f"{commands}\n\n{fold(self.output)}".rstrip("\n")
+        where = "On one machine" if self.machines == 1 else f"On each of {self.machines} machines"
+        return f"{where}:\n  {self.command}\n\n{fold(self.output)}".rstrip("\n")
 
 
-def torchrun(module: str, machines: int = 2, processes: int = 2, timeout: float = 120.0) -> Launched:
-    """Run a module as a script in `machines` × `processes` ranks, by one torchrun agent for each machine, and wait for the end.
+def torchrun(program: str, *, machines: int = 2, processes: int = 2, timeout: float = 120.0) -> Launch:
+    """Run `program`, a module's name or the path of a `.py` file, on so many machines with so many processes each.
 
-    Raises RankError with the last words of the ranks that failed, and RankTimeout after `timeout` seconds; either way nothing goes on.
+    Each rank is a new Python that imports torch for itself, so this takes seconds. What the ranks print on stdout comes back in
+    the order of the ranks; stderr, and what the agents say, is kept for errors.
+
+    Raises `RankError` with the root cause if a rank fails, and `RankTimeout` with where each rank stood after `timeout` seconds.
     """
-    for name, number in (("machines", machines), ("processes", processes)):
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a whole number from 1, but is {number!r}")
-    for last_try in (False,) * (_TRIES - 1) + (True,):
-        with tempfile.TemporaryDirectory(prefix="allhands-") as folder:
-            launch = _Launch(folder, module, machines, processes)
-            launch.wait(time.monotonic() + timeout, timeout)
-            if launch.has_lost_its_port() and not last_try:
-                continue
-            return launch.result()
-    raise AssertionError("the last try returns or raises")
+    _check(program, machines, processes, timeout)
+    folder = tempfile.mkdtemp(prefix="allhands-")
+    try:
+        with Interrupts() as interrupts, _Machines(program, machines, processes, timeout, folder) as played:
+            return played.follow(interrupts)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # If it still is there, because its keeper was killed.
 
 
-class _Launch:
-    """One try: agents, each with a folder in which the words of its workers are."""
+def _check(program: str, machines: int, processes: int, timeout: float) -> None:
+    if not hasattr(os, "fork"):
+        raise RuntimeError("torchrun() cannot run here: this system cannot fork processes. Use Linux, macOS or WSL")
+    if script.is_file(program) and not os.path.isfile(program):
+        raise FileNotFoundError(f"there is no file {program!r} in {os.getcwd()}")
+    if machines < 1 or processes < 1 or machines * processes > MAX_RANKS:
+        raise ValueError(
+            f"there must be from 1 to {MAX_RANKS} ranks in all, since each imports torch for itself, but there are {machines} × {processes}"
+        )
+    if not timeout > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, but is {timeout!r}")
 
-    def __init__(self, folder: str, module: str, machines: int, processes: int) -> None:
-        self.folder, self.module, self.machines, self.processes = folder, module, machines, processes
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.agents: list[subprocess.Popen[bytes]] = []
 
-    def command(self, machine: int, host: str, port: str) -> list[str]:
-        """What one machine runs, behind the name of the program."""
-        machines = ["--nnodes", str(self.machines), "--node-rank", str(machine), "--nproc-per-node", str(self.processes)]
-        return [*machines, "--master-addr", host, "--master-port", port, "-m", self.module]
+def _options(machines: int, processes: int, endpoint: str) -> list[str]:
+    """What is the same on each machine."""
+    return f"--nnodes {machines} --nproc-per-node {processes} --rdzv-backend c10d --rdzv-endpoint {endpoint}".split()
 
-    def wait(self, deadline: float, timeout: float) -> None:
-        """Start the agents and wait until all have ended, or one has failed."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS_ALONE)}
-        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()}
-        with self._ended_whatever_happens():
-            for machine in range(self.machines):
-                logs = ["--log-dir", self._logs(machine), "--redirects", "3"]
-                command = [sys.executable, "-m", "torch.distributed.run", *logs, *self.command(machine, "127.0.0.1", str(self.port))]
-                with open(os.path.join(self.folder, f"agent-{machine}"), "wb") as words:
-                    self.agents.append(
-                        subprocess.Popen(
-                            command, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words, preexec_fn=_die_with_parent
-                        )
-                    )
-            while any(agent.poll() is None for agent in self.agents) and not any(agent.poll() for agent in self.agents):
-                if time.monotonic() > deadline:
-                    self._end()
-                    raise RankTimeout(
-                        f"Not finished after {timeout:g} seconds. What the ranks have printed:\n\n{fold(self._words('stdout'))}"
-                    )
-                time.sleep(_LOOK_SECONDS)
 
-    @contextlib.contextmanager
-    def _ended_whatever_happens(self) -> Iterator[None]:
+def _command(program: str, machines: int, processes: int) -> str:
+    """What one would type on each machine. The second line is the program."""
+    last = program if script.is_file(program) else f"-m {program}"
+    return f"torchrun {' '.join(_options(machines, processes, 'HOST:PORT'))} \\\n      {last}"
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_PREFIXES) and name not in _FOREIGN_NAMES}
+    path = os.pathsep.join(part for part in (_PACKAGE_HOME, kept.get("PYTHONPATH")) if part)
+    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback.interface(), "PYTHONPATH": path}
+
+
+class _Machines:
+    """The machines of one launch, as their caller sees them. When this is left, all their processes have ended."""
+
+    def __init__(self, program: str, machines: int, processes: int, timeout: float, folder: str) -> None:
+        self.command = _command(program, machines, processes)
+        self.machines, self.world_size = machines, machines * processes
+        self.timeout, self.folder = timeout, folder
+        self.deadline = time.monotonic() + timeout
+        seconds = min(timeout, threading.TIMEOUT_MAX / 2)
+        self.socket, keepers_end = socket.socketpair()
+        with keepers_end, loopback.listen() as listening:
+            endpoint = f"{loopback.ADDRESS}:{listening.getsockname()[1]}"
+            commands = [
+                [
+                    *_options(machines, processes, endpoint),
+                    *("--local-addr", loopback.ADDRESS),  # Else it asks for the name of this host.
+                    *("--rdzv-conf", f"is_host={int(number == 0)}"),  # All would think that they are.
+                    *("--log-dir", os.path.join(folder, f"logs-{number}")),  # Else it makes a folder that stays.
+                    *("-m", "allhands.script", folder, str(time.time() + seconds), program),
+                ]
+                for number in range(machines)
+            ]
+            code = _KEEPER_CODE.format(
+                path=sys.path, control=keepers_end.fileno(), listening=listening.fileno(), folder=folder, commands=commands
+            )
+            with open(os.path.join(folder, "keeper"), "w") as log:
+                self.keeper = subprocess.Popen(
+                    [sys.executable, "-P", "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[keepers_end.fileno(), listening.fileno()],
+                    start_new_session=True,  # Away from Ctrl-C, which is the caller's to handle: it then lives to clean up.
+                    env=_environment(),
+                )
+
+    def __enter__(self) -> "_Machines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()  # The keeper ends what still runs.
+        self.keeper.wait()
+
+    def follow(self, interrupts: Interrupts) -> Launch:
+        """Until all ranks have ended, well or badly."""
+        linecache.checkcache()  # Errors quote the script as it is now.
         try:
-            yield
-        finally:
-            self._end()
+            told = self._wait(interrupts)
+        except KeyboardInterrupt:
+            raise self._with_output(RunInterrupted("The run was stopped, on all machines.")) from None
+        if not told:
+            raise RuntimeError(f"the process that plays the machines has ended. Its last words: {self._read('keeper')[-_LAST_WORDS:]}")
+        if not any(json.loads(told)):
+            return Launch(self.machines, self.command, self._output())
+        failures = self._failures()
+        if not failures:
+            words = "\n".join(text for number in range(self.machines) if (text := self._read(f"machine-{number}")[-_LAST_WORDS:]))
+            raise self._with_output(RankError(f"torchrun failed before a rank did. It says:\n\n{words}"))
+        raise self._with_output(RankError(root_cause(failures, self.world_size, self._done())))
 
-    def _end(self) -> None:
-        """An agent that is asked to end ends its workers first."""
-        for agent in self.agents:
-            if agent.poll() is None:
-                agent.terminate()
-        for agent in self.agents:
-            try:
-                agent.wait(_PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
-
-    def has_lost_its_port(self) -> bool:
-        """Whether somebody else was faster."""
-        return self.agents[0].returncode != 0 and "EADDRINUSE" in self._agents_words(0)
-
-    def result(self) -> Launched:
-        """What was printed; raises RankError if something failed."""
-        if any(agent.returncode for agent in self.agents):
-            raise RankError(self._why())
-        commands = [shlex.join(["torchrun", *self.command(machine, "HOST", "PORT")]) for machine in range(self.machines)]
-        return Launched(tuple(commands), tuple(self._words("stdout")))
-
-    def _why(self) -> str:
-        told = {rank: text.strip() for rank, text in enumerate(self._words("stderr")) if "Traceback" in text}
-        # What only tells that a connection was lost comes from a rank whose peer has failed.
-        failures = {
-            rank: Failure(f"failed: {text.splitlines()[-1]}\n\n{text}", is_consequence="Connection closed by peer" in text)
-            for rank, text in told.items()
-        }
-        if failures:
-            return root_cause(failures, self.machines * self.processes)
-        machine = next(number for number, agent in enumerate(self.agents) if agent.returncode)
-        return f"torchrun ended with code {self.agents[machine].returncode} on machine {machine}:\n\n{self._agents_words(machine)[-2000:]}"
-
-    def _agents_words(self, machine: int) -> str:
-        with open(os.path.join(self.folder, f"agent-{machine}"), errors="backslashreplace") as file:
+    def _wait(self, interrupts: Interrupts) -> bytes:
+        """What the keeper tells at the end: nothing, if it was killed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(interrupts.socket, selectors.EVENT_READ)
+            ready = selector.select(min(self.deadline - time.monotonic(), threading.TIMEOUT_MAX / 2))
+            interrupts.check()
+            if not ready:
+                time.sleep(_STACK_SECONDS)
+                raise self._with_output(RankTimeout(self._timeout_text()))
+        with self.socket.makefile("rb") as file:
             return file.read()
 
-    def _logs(self, machine: int) -> str:
-        return os.path.join(self.folder, f"logs-{machine}")
+    def _timeout_text(self) -> str:
+        seconds = f"{self.timeout:g} second{'' if self.timeout == 1 else 's'}"
+        told = [self._standing(rank) for rank in range(self.world_size)]
+        return (
+            f"Not finished after {seconds}.\n\n{standings(told)}\n\nIf they were only slow, give them longer: timeout={2 * self.timeout:g}."
+        )
 
-    def _words(self, stream: str) -> list[str]:
-        """What each rank wrote: torchrun's file for it is in RUN/attempt_0/LOCAL_RANK, and the ranks of machine 0 come first."""
-        words = []
-        for rank in range(self.machines * self.processes):
-            machine, number = divmod(rank, self.processes)
-            words.append("")
-            for folder, _, files in os.walk(self._logs(machine)):
-                if os.path.basename(folder) == str(number) and f"{stream}.log" in files:
-                    with open(os.path.join(folder, f"{stream}.log"), errors="backslashreplace") as file:
-                        words[-1] = file.read()
-        return words
+    def _standing(self, rank: int) -> str:
+        if rank in self._done():
+            return "  had finished"
+        dump = self._read(f"stack-{rank}")
+        return standing(from_faulthandler(dump, script.__file__), script.DOING) if dump else "  had not come to the script yet"
 
+    def _done(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if os.path.exists(script.path_of(self.folder, "done", rank))]
 
-def _die_with_parent() -> None:
-    """In an agent, before it begins: on Linux it is asked to end when the notebook's kernel is gone, and ends its workers."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+    def _failures(self) -> dict[int, Failure]:
+        """Why ranks failed, as they or their machine's agent wrote it down."""
+        texts = {rank: self._read(f"failure-{rank}") for rank in range(self.world_size)}
+        told = {rank: json.loads(text) for rank, text in texts.items() if text}
+        return {rank: Failure(**{**each, "frames": tuple(Frame(*frame) for frame in each["frames"])}) for rank, each in told.items()}
+
+    def _output(self) -> list[str]:
+        return [self._read(f"output-{rank}") for rank in range(self.world_size)]
+
+    def _with_output(self, error: RankError | RunInterrupted) -> RankError | RunInterrupted:
+        error.output = tuple(self._output())
+        return error
+
+    def _read(self, name: str) -> str:
+        try:
+            with open(os.path.join(self.folder, name), errors="backslashreplace") as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""

@@ -67,7 +67,7 @@ def test_it_says_where_it_is_right_already():
         return received
 
     error = failure(SHIFT, without_the_world_of_one)
-    assert str(error).startswith("shift is not right yet with 1 rank. (It is right with 3, 4, 2, 5 and 8 ranks.)")
+    assert str(error).startswith("shift is not right yet with 1 rank. (It is right with 2-5,8 ranks.)")
 
 
 def test_a_hang_is_explained_and_drawn():

@@ -22,6 +22,8 @@ FLOORS = [
     *(
         "payload",
         "liveness",
+        "lineage",
+        "loopback",
         "job",
         "cell",
         "report",
@@ -33,11 +35,13 @@ FLOORS = [
         "compute",
         "rank",
         "server",
+        "script",
+        "machines",
     ),
-    *("forkserver", "spawn", "interrupt", "stacks", "lookout", "output", "watch", "launch"),
+    *("forkserver", "spawn", "interrupt", "torchrun", "stacks", "lookout", "output", "watch", "launch"),
     *("palette", "svg", "lanes", "spacetime", "charts", "condensed", "pictures", "controls"),
     *("causality", "exercise", "parallel", "exercises", "course", "marks", "lessons", "command", "__main__"),
-    *("values", "trial", "faults", "checking", "notebook", "torchrun"),
+    *("values", "trial", "faults", "checking", "notebook"),
 ]
 
 
@@ -70,6 +74,7 @@ def test_modules_import_one_way(module):
     ("module", "forbidden"),
     [
         ("forkserver", {"torch", "IPython"}),
+        ("torchrun", {"torch", "IPython"}),
         ("trace", {"torch", "IPython"}),  # Whatever reads a record must not need what made it.
         ("deadlock", {"torch", "IPython"}),
         ("pictures", {"torch", "IPython", "matplotlib"}),

@@ -79,6 +79,7 @@ def read(path: Path) -> NotebookNode:
     notebook = jupytext.reads(text.source, fmt="md:myst")
     notebook.metadata = NotebookNode(kernelspec=notebook.metadata["kernelspec"], language_info=NotebookNode(name="python"))
     notebook.nbformat, notebook.nbformat_minor = 4, 5
+    notebook.cells = [part for cell in notebook.cells for part in _sections(cell)]
     _fill_in(text, notebook)
     for cell, line in text.cells(notebook):
         _read_options(text, cell, line)
@@ -99,6 +100,14 @@ def without_answers(solved: NotebookNode) -> NotebookNode:
 
 
 # --- prose --------------------------------------------------------------------------------------------------------
+
+
+def _sections(cell: NotebookNode) -> list[NotebookNode]:
+    """A cell, or for prose one for each section that begins in it."""
+    if cell.cell_type == "code":
+        return [cell]
+    parts = re.split(r"\n+(?=#{1,6} )", cell.source)
+    return [NotebookNode({**cell, "source": part}) for part in parts]
 
 
 def _fill_in(text: Text, notebook: NotebookNode) -> None:
@@ -200,9 +209,8 @@ def _quoted(text: Text, line: int, address: str) -> tuple[str, int]:
     if node is None:
         raise text.error(line, f"{module} has no function or class {name!r} to quote")
     lines = source.splitlines()
-    first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-    head = lines[node.lineno - 1 : first.lineno - 1]
-    body = lines[first.lineno - 1 : node.end_lineno]
+    begin = node.body[0].end_lineno if ast.get_docstring(node) and len(node.body) > 1 else node.body[0].lineno - 1
+    head, body = lines[node.lineno - 1 : begin], lines[begin : node.end_lineno]
     kept = "".join(f"{each}\n" for each in head)
     return kept + "\n".join(body), len(kept)
 

@@ -1,7 +1,4 @@
-"""The token ring as a script, as it starts on a cluster. On each of two machines, with the address of one of them:
-
-torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m allhands.parallel.token_ring_script
-"""
+"""The token ring as a script of its own, as it would run in production: `torchrun` starts it once for every rank."""
 
 import os
 
@@ -12,11 +9,11 @@ from allhands.parallel.messages import token_ring
 
 
 def main() -> None:
-    """What each rank runs."""
+    """Join the other ranks, send the token round, and say what came of it."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    seen = token_ring(torch.ones(1)).item()
-    print(f"rank {rank} of {world_size}, number {os.environ['LOCAL_RANK']} on its machine: the token says {seen:g}")
+    token = token_ring(torch.ones(2) * rank)
+    print(f"rank {rank} of {world_size} (number {os.environ['LOCAL_RANK']} on its machine): {token}")
     dist.destroy_process_group()
 
 

@@ -118,7 +118,7 @@ TASK = Task(
         Mistake("It only works with four ranks: ask dist.get_world_size() which rank is the last.", _for_four_ranks),
         Mistake("Rank 0 sends, and nobody receives. The last rank has an x of its own, but that is not what was sent.", _nobody_receives),
         Mistake("All ranks but 0 receive, but only one message is sent: only the last rank may wait for it.", _all_receive),
-        Mistake("It receives into x. What was in there is lost, and it may not have been yours.", _into_the_argument),
+        Mistake("Something is written into x. Give recv a tensor of its own to fill: torch.empty_like(x).", _into_the_argument),
         Mistake("recv fills the tensor that you give it. What it returns is the number of the sender.", _what_recv_returns),
         Mistake("Every rank returns something, but only the last one should; the others return None.", _all_return),
         Mistake("In a world of one, rank 0 is the last rank too, and a rank cannot send to itself.", _to_itself),

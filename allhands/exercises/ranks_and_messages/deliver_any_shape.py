@@ -13,7 +13,8 @@ _LONGEST_HEADER = 128
 
 def _case(world_size: int, src: int, dst: int, *shape: int) -> Case:
     x = torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
-    return Case(world_size, [(x if rank == src else None, src, dst) for rank in range(world_size)])
+    told = f"from rank {src} to rank {dst}, x of shape {list(shape)}"
+    return Case(world_size, [(x if rank == src else None, src, dst) for rank in range(world_size)], told)
 
 
 def _promise(case: Case, trace: Trace) -> str:

@@ -131,6 +131,23 @@ def _beyond_the_end(x):
     return incoming
 
 
+def _two_laps(x):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size == 1:
+        return x
+    right, left, best = (rank + 1) % world_size, (rank - 1) % world_size, x.clone()
+    for lap in range(2):
+        if rank == 0:
+            dist.send(best, right)
+            dist.recv(best, left)
+        else:
+            incoming = torch.empty_like(x)
+            dist.recv(incoming, left)
+            best = torch.maximum(best, incoming)
+            dist.send(best, right)
+    return best
+
+
 TASK = Task(
     solution=largest,
     cases=[
@@ -157,8 +174,11 @@ TASK = Task(
         ),
         Mistake("Python's max compares two tensors as a whole, which have no order. torch.maximum does it by element.", _pythons_max),
         Mistake("It adds. Wanted is the largest: torch.maximum(a, b).", _sum),
-        Mistake("It writes the result into x. Keep it in a variable of its own: best = torch.maximum(x, incoming).", _into_the_argument),
+        Mistake("Something is written into x. Give recv a tensor of its own to fill, and torch.maximum no out=x.", _into_the_argument),
         Mistake("Everybody sends to everybody: that is n (n - 1) messages.", _everyone_to_everyone),
+        Mistake(
+            "Two full laps take 2n messages. Rank 0 knows the result after one: the last two messages tell nobody anything new.", _two_laps
+        ),
         Mistake("It waits for the way back before it has sent anything on the way there.", _answer_before_the_question),
         Mistake("It begins with the largest of x and 0, and is wrong where all are negative. Rank 0 begins with its own x.", _from_zero),
         Mistake("The last rank has nobody to its right: there the way ends, and the way back begins.", _beyond_the_end),

@@ -52,6 +52,11 @@ TASK = Task(
             "send is through.",
             lambda: (3.0, 12, 1),
         ),
+        Mistake(
+            "They do not take turns as even and odd ranks would: only rank 0 receives at once, and each other one after its own send.",
+            lambda: (3.0, 12, 2),
+        ),
+        Mistake("Rank 2's x has three elements: torch.arange(rank + 1.0) is 0, 1, 2 there.", lambda: (3.0, 8, 3)),
         Mistake("Only three messages are sent: rank 0 sends nothing.", lambda: (3.0, 12, 4)),
     ],
     hints=(

@@ -102,6 +102,30 @@ def _everyone_to_everyone():
         work.wait()
 
 
+def _two_laps():
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    token = torch.zeros(1)
+    for _ in range(2 if world_size > 1 else 0):
+        if rank == 0:
+            dist.send(token, 1)
+            dist.recv(token, world_size - 1)
+        else:
+            dist.recv(token, rank - 1)
+            dist.send(token, (rank + 1) % world_size)
+
+
+def _answers_first():
+    token = torch.zeros(1)
+    if dist.get_rank() == 0:
+        for peer in range(1, dist.get_world_size()):
+            dist.send(token, peer)
+        for peer in range(1, dist.get_world_size()):
+            dist.recv(token, peer)
+    else:
+        dist.recv(token, 0)
+        dist.send(token, 0)
+
+
 def _with_itself():
     token = torch.zeros(1)
     if dist.get_rank() == 0:
@@ -132,6 +156,8 @@ TASK = Task(
         Mistake(
             "Everybody sends to everybody. It is a barrier, but n (n - 1) messages are many: go through rank 0.", _everyone_to_everyone
         ),
+        Mistake("That is the barrier of the chapter, a token that goes round twice, with 2n messages. Go through rank 0.", _two_laps),
+        Mistake("Rank 0 lets everybody go, and hears of them only after that. First the reports, then the answers.", _answers_first),
         Mistake("Rank 0 need not report to itself, and cannot: begin with rank 1.", _with_itself),
     ],
     hints=(

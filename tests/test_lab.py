@@ -181,7 +181,9 @@ def test_the_start_page_runs(page):
     menu(page, "Run", "Run All Cells")
     assert wait_until(lambda: len(outputs(page)) == len(before), 60)
     assert wait_until(lambda: [title for title, _ in pictures(page)] == STORED)
-    assert outputs(page)[:-1] == before[:-1]  # The last has now a slider above it.
+    # The last but one has now a slider above it, and the last says that the lessons are there.
+    assert outputs(page)[:-2] == before[:-2]
+    assert "Not begun yet: make lab copies the lessons to work/." in before[-1] and "0 of 6" in outputs(page)[-1]
 
 
 def test_the_slider_redraws(page):
@@ -191,13 +193,13 @@ def test_the_slider_redraws(page):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert wait_until(lambda: pictures(page)[-1][0] == "Space-time picture: 8 ranks: 56 messages in 7 rounds")
-    assert "each of 0-7" in outputs(page)[-1]
+    assert "each of 0-7" in outputs(page)[-2]
     for _ in range(6):
         page.keyboard.press("ArrowLeft")
     assert wait_until(lambda: pictures(page)[-1][0] == "Space-time picture: 2 ranks: 2 messages in 1 round")
-    assert "each of 0-1" in outputs(page)[-1]
+    assert "each of 0-1" in outputs(page)[-2]
     page.keyboard.press("ArrowRight")
-    assert wait_until(lambda: "each of 0-2" in outputs(page)[-1])
+    assert wait_until(lambda: "each of 0-2" in outputs(page)[-2])
     page.screenshot(path=ROOT / "build" / "start_here_slider.png")
 
 
@@ -231,3 +233,27 @@ def test_the_start_page_leads_to_the_learners_copy_of_a_lesson(page, lab):
     assert wait_until(lambda: pictures(page)[-1][0] == "stored")  # It is trusted.
     page.screenshot(path=ROOT / "build" / "lesson.png")
     assert (lab["folder"] / "work" / "99_for_the_hands.ipynb").exists()
+
+
+def test_the_first_task_of_a_lesson_and_the_progress_that_it_makes(page):
+    """A lesson that has not been run: its first task is done by typing, the check passes, and the start page knows."""
+    page.evaluate("jupyterapp.commands.execute('docmanager:open', {path: 'work/01_ranks_and_messages.ipynb'})")
+    lesson = page.locator(".jp-NotebookPanel:visible")
+    lesson.get_by_role("heading", name="01 Ranks and messages: lesson").wait_for()
+    cells = lesson.locator(".jp-CodeCell")
+    assert "CheckFailed: predict is not started" in cells.nth(3).inner_text()
+    cells.nth(2).locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Shift+Home")
+    page.keyboard.type("return 3.0, 12, 3")
+    cells.nth(0).locator(".cm-content").click()
+    for _ in range(4):
+        page.keyboard.press("Shift+Enter")
+    right = "✓ predict: right. This is what happens: 1 of 6 in this lesson."
+    assert wait_until(lambda: right in cells.nth(3).inner_text(), 60), cells.nth(3).inner_text()
+    assert cells.nth(3).locator("svg[role=img] title").first.text_content() == "Space-time picture: 4 ranks: 3 messages in 3 rounds"
+    page.screenshot(path=ROOT / "build" / "lesson_first_task.png")
+    page.evaluate("jupyterapp.commands.execute('docmanager:open', {path: 'notebooks/start_here.ipynb'})")
+    run_new_cell(page, "progress()")
+    assert wait_until(lambda: "1 of 6" in outputs(page)[-1]), outputs(page)[-1]
+    page.screenshot(path=ROOT / "build" / "progress.png")

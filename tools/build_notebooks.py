@@ -6,7 +6,9 @@ times. `--check` writes nothing and names what is stale in source, metadata or i
 """
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,11 +27,11 @@ def as_it_is(notebook: NotebookNode) -> NotebookNode:
 
 
 BUILDS: list[tuple[str, str, Callable[[NotebookNode], NotebookNode]]] = [
-    ("reference", "notebooks", as_it_is),
     ("lesson", "solutions", as_it_is),
     ("lesson", "lessons", without_answers),
+    ("reference", "notebooks", as_it_is),
 ]
-"""From which folder of the manuscript to which of the course, and what is done on the way."""
+"""From which folder of the manuscript to which of the course, and what is done on the way. The start page lists the lessons: they come first."""
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
@@ -81,6 +83,11 @@ def wanted() -> Iterator[tuple[Path, NotebookNode]]:
             yield ROOT / target / f"{text.stem}.ipynb", change(read(text))
 
 
+def without_text(notebooks: dict[Path, NotebookNode]) -> list[Path]:
+    """Notebooks whose text is gone."""
+    return [path for _, target, _ in BUILDS for path in sorted((ROOT / target).glob("*.ipynb")) if path not in notebooks]
+
+
 def stale(notebooks: dict[Path, NotebookNode]) -> list[Path]:
     """What is not as the manuscript says, is not there, or is there without a text."""
     changed = [
@@ -88,7 +95,7 @@ def stale(notebooks: dict[Path, NotebookNode]) -> list[Path]:
         for path, notebook in notebooks.items()
         if not path.exists() or without_outputs(nbformat.read(path, as_version=4)) != nbformat.from_dict(notebook)
     ]
-    return changed + [path for _, target, _ in BUILDS for path in sorted((ROOT / target).glob("*.ipynb")) if path not in notebooks]
+    return changed + without_text(notebooks)
 
 
 def main() -> None:
@@ -108,14 +115,18 @@ def main() -> None:
     unknown = set(options.names) - {path.stem for path in notebooks}
     if unknown:
         sys.exit(f"there is no text {', '.join(sorted(unknown))}. There are {', '.join(sorted({path.stem for path in notebooks}))}")
-    for path, notebook in notebooks.items():
-        if not options.names or path.stem in options.names:
-            execute(notebook, path.parent)
-            nbformat.validate(notebook)
-            nbformat.write(notebook, path)
-            print("built", path.relative_to(ROOT), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # The course without anybody's work/: what its builder has done is not the reader's progress.
+        os.symlink(ROOT / "lessons", f"{folder}/lessons")
+        os.environ["ALLHANDS_COURSE"] = folder
+        for path, notebook in notebooks.items():
+            if not options.names or path.stem in options.names:
+                execute(notebook, path.parent)
+                nbformat.validate(notebook)
+                nbformat.write(notebook, path)
+                print("built", path.relative_to(ROOT), flush=True)
     if not options.names:
-        for path in stale(notebooks):  # Left over from a text that is gone.
+        for path in without_text(notebooks):
             path.unlink()
             print("removed", path.relative_to(ROOT))
 

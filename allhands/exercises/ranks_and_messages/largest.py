@@ -136,7 +136,7 @@ def _two_laps(x):
     if world_size == 1:
         return x
     right, left, best = (rank + 1) % world_size, (rank - 1) % world_size, x.clone()
-    for lap in range(2):
+    for _lap in range(2):
         if rank == 0:
             dist.send(best, right)
             dist.recv(best, left)

@@ -95,6 +95,11 @@ def test_modules_stay_short(path):
     assert len(path.read_text().splitlines()) <= 300
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "parallel").glob("*.py")), ids=lambda path: path.stem)
+def test_what_notebooks_quote_fits_their_width(path):
+    assert max(map(len, path.read_text().splitlines())) <= 105
+
+
 def conda_requirements(text):
     """Name -> bounds from environment.yml's list, without the parts that only conda has."""
     lines = re.findall(r"^  - ([a-z-]+)([^\s#]*)", text, re.MULTILINE)

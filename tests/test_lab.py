@@ -246,8 +246,9 @@ def test_the_first_task_of_a_lesson_and_the_progress_that_it_makes(page):
     page.keyboard.press("Control+End")
     page.keyboard.press("Shift+Home")
     page.keyboard.type("return 3.0, 12, 3")
+    lesson.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
     cells.nth(0).locator(".cm-content").click()
-    for _ in range(4):
+    for _ in range(6):  # Text is a cell too.
         page.keyboard.press("Shift+Enter")
     right = "✓ predict: right. This is what happens: 1 of 6 in this lesson."
     assert wait_until(lambda: right in cells.nth(3).inner_text(), 60), cells.nth(3).inner_text()

@@ -31,7 +31,7 @@ BUILDS: list[tuple[str, str, Callable[[NotebookNode], NotebookNode]]] = [
     ("lesson", "lessons", without_answers),
     ("reference", "notebooks", as_it_is),
 ]
-"""From which folder of the manuscript to which of the course, and what is done on the way. The start page lists the lessons: they come first."""
+"""From which folder of the manuscript to which of the course, what is done on the way. The start page lists lessons: they come first."""
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:

@@ -5,9 +5,10 @@ import torch.distributed as dist
 
 
 def token_ring(x: torch.Tensor) -> torch.Tensor:
-    """Add up by a token that goes once round the ring: rank 0 sends its x on, each rank adds its own.
+    """Add up by a token that goes once round the ring: rank 0 sends its x, each rank adds its own.
 
-    Returns what the rank has seen of the sum: of ranks 0 to r in rank r, and of all in rank 0, to which the token comes back.
+    Returns what the rank has seen of the sum: of ranks 0 to r in rank r, and of all in rank 0,
+    to which the token comes back.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -25,7 +26,10 @@ def token_ring(x: torch.Tensor) -> torch.Tensor:
 
 
 def ring_barrier() -> None:
-    """Let nobody leave before everybody has come: a token goes round twice. The first lap gathers all ranks, the second releases them."""
+    """Let nobody leave before everybody has come: a token goes round twice.
+
+    The first lap gathers all ranks, the second lets them go.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     if world_size == 1:
@@ -43,7 +47,7 @@ def ring_barrier() -> None:
 def deliver(x: torch.Tensor) -> torch.Tensor | None:
     """Bring rank 0's x to the last rank, which returns it. The others return None.
 
-    Every rank has an x of the same shape. A world of one rank has nothing to send: its x is there already.
+    Every rank has an x of the same shape. In a world of one rank nothing has to be sent.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if last == 0:
@@ -59,7 +63,8 @@ def deliver(x: torch.Tensor) -> torch.Tensor | None:
 def largest(x: torch.Tensor) -> torch.Tensor:
     """Find, for each element, the largest of all ranks' x; every rank returns it.
 
-    Along the line 0, 1, 2 … and back again: on the way there the largest so far is collected, on the way back it is told to everyone.
+    Along the line 0, 1, 2 … and back: on the way there the largest so far is collected, on the
+    way back it is told to everyone.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     best, incoming = x, torch.empty_like(x)
@@ -76,7 +81,7 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def shift(x: torch.Tensor) -> torch.Tensor:
-    """Send x to the right neighbour in the ring and return the left neighbour's, all ranks at the same time."""
+    """Send x to the right neighbour in the ring and return the left neighbour's x."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     if world_size == 1:
@@ -89,7 +94,10 @@ def shift(x: torch.Tensor) -> torch.Tensor:
 
 
 def root_barrier() -> None:
-    """Let nobody leave before everybody has come: all report to rank 0, and then rank 0 answers all. A message is one number."""
+    """Let nobody leave before everybody has come: all report to rank 0, then it answers all.
+
+    A message is one float32.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     token = torch.zeros(1)
     if rank == 0:
@@ -103,9 +111,10 @@ def root_barrier() -> None:
 
 
 def deliver_any_shape(x: torch.Tensor | None, src: int, dst: int) -> torch.Tensor | None:
-    """Bring rank src's x (float32, of any shape) to rank dst, which returns it; the others return None.
+    """Bring rank src's x, a float32 of any shape, to rank dst, which returns it.
 
-    Only src knows x, so two short messages of whole numbers go ahead: how many dimensions it has, and how long each of them is.
+    The others return None. Only src knows x, so its shape has to be sent before it: how many
+    dimensions there are, and how long each of them is.
     """
     rank = dist.get_rank()
     if src == dst == rank:

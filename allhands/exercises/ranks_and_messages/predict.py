@@ -24,7 +24,7 @@ def riddle() -> float | None:
 
 
 def predict() -> tuple[float, int, int]:
-    """Foretell three things of `riddle` with 4 ranks: what rank 1 returns, how many bytes rank 2 sends, in how many rounds it is over."""
+    """Foretell of `riddle` with 4 ranks: what rank 1 returns, the bytes that rank 2 sends, the rounds."""
     return 0.0 + 1.0 + 2.0, 3 * 4, 3
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from allhands import exercises, marks
 from allhands.errors import without_traceback
 from allhands.exercise import Case, Mistake, Task
-from allhands.faults import Fault, find_fault
+from allhands.faults import ORDINALS, Fault, find_fault
 from allhands.lanes import Picture
 from allhands.launch import run
 from allhands.output import write
@@ -83,13 +83,16 @@ def judge(task: Task, answer: Callable[..., Any]) -> Verdict:
     return Verdict(tuple(trials), None)
 
 
-def name_mistake(task: Task, verdict: Verdict) -> Mistake | None:
-    """The known mistake that goes wrong just as this answer does, in the same case. Where several do, the one that is most like it else."""
+def name_mistake(task: Task, verdict: Verdict) -> str:
+    """What the known mistake says that goes wrong just as this answer does, in the same case; where several do, the one most like it else.
+
+    Each wrong part of a prediction is a mistake of its own. Empty, if it is none that is known.
+    """
     if verdict.fault is None or verdict.fault.is_not_started:
-        return None
+        return ""
+    if task.riddle:
+        return _mistakes_of_prediction(task, verdict)
     last = verdict.last
-    if task.riddle:  # Each wrong part of the answer is a mistake of its own.
-        return next((each for each in task.mistakes if _fault_of(task, each, last.case).likeness <= verdict.fault.likeness), None)
     alike = [each for each in task.mistakes if (fault := _fault_of(task, each, last.case)) and fault.likeness == verdict.fault.likeness]
     if len(alike) > 1:
         alike = [each for each in alike if _trial_of(task, each, last.case).sent == last.sent] or alike
@@ -98,7 +101,17 @@ def name_mistake(task: Task, verdict: Verdict) -> Mistake | None:
         fault = find_fault(attempt(task, case, last.answer))
         same = [each for each in alike if _likeness(_fault_of(task, each, case)) == _likeness(fault)]
         alike = same if verdict.fault.is_common else same or alike
-    return alike[0] if alike else None
+    return f"What your code does is a known mistake. {alike[0].says}" if alike else ""
+
+
+def _mistakes_of_prediction(task: Task, verdict: Verdict) -> str:
+    wrong = verdict.fault.likeness if isinstance(verdict.fault.likeness, frozenset) else frozenset()
+    told = {}
+    for mistake in task.mistakes:
+        (part,) = _fault_of(task, mistake, verdict.last.case).likeness
+        if part in wrong:
+            told[part] = f"The {ORDINALS[part[0]]}: {mistake.says}"
+    return "\n".join(told[part] for part in sorted(told))
 
 
 @cache
@@ -168,15 +181,11 @@ def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
     fault, trial = verdict.fault, verdict.last
     more = f'hint("{task_id}") helps on.'
     if fault.is_not_started:
-        return CheckFailed(
-            f"{task.name} is not started: it raises NotImplementedError. Write its body, run its cell, then this one.\n{more}"
-        )
+        do = "Write its body in that line's place, run its cell, then this one."
+        return CheckFailed(f"{task.name} is not started: it still raises NotImplementedError. {do}\n{more}")
     where = "" if task.riddle else f" {_world(trial)}"
     parts = [f"{task.name} is not right yet{where}{_of(trial.case)}.{_so_far(verdict)}", fault.text]
-    mistake = name_mistake(task, verdict)
-    if mistake:
-        parts.append(f"What your code does is a known mistake. {mistake.says}")
-    error = CheckFailed("\n\n".join([*parts, more]))
+    error = CheckFailed("\n\n".join(filter(None, [*parts, name_mistake(task, verdict), more])))
     error.picture = draw(trial.ended) if trial.has_picture else None
     return error
 

@@ -19,6 +19,7 @@ from allhands.values import difference, in_words, same, table
 from allhands.watch import Run
 from allhands.wording import call, count
 
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 _SHOWN_RANKS = 8
 
 
@@ -110,8 +111,9 @@ def _values(trial: Trial, ended: Run) -> Fault | None:
     shown = range(trial.case.world_size) if trial.case.world_size <= _SHOWN_RANKS else wrong[:_SHOWN_RANKS]
     names = list(inspect.signature(trial.task.solution).parameters)
     rows = [[f"{rank}", *map(in_words, trial.case.arguments[rank]), in_words(expected[rank]), in_words(got[rank])] for rank in shown]
+    is_empty = all(each is None for each in got)
     parts = [
-        f"{whose} {verb} something else than expected.",
+        f"{whose} {verb} something else than expected.{' Is there a return?' if is_empty else ''}",
         table(["rank", *names, "expected", "got"], rows),
         f"The first difference: in rank {wrong[0]}, {difference(expected[wrong[0]], got[wrong[0]])}.",
     ]
@@ -121,10 +123,10 @@ def _values(trial: Trial, ended: Run) -> Fault | None:
 def _wrong_prediction(expected: Any, got: Any) -> Fault:
     if not isinstance(got, list | tuple) or len(got) != len(expected):
         text = f"The answer is {count(len(expected), 'value')} in a tuple, as the text says, but this is {in_words(got)}."
+        text += " Is there a return?" if got is None else ""
         return Fault(text, frozenset())
     wrong = [place for place in range(len(expected)) if not same(expected[place], got[place])]
-    ordinals = ("first", "second", "third", "fourth", "fifth", "sixth")
-    told = " and ".join(f"the {ordinals[place]} ({in_words(got[place])})" for place in wrong)
+    told = " and ".join(f"the {ORDINALS[place]} ({in_words(got[place])})" for place in wrong)
     text = f"Of your {len(expected)} answers, {told} {'is' if len(wrong) == 1 else 'are'} not what happens."
     return Fault(text, frozenset((place, repr(got[place])) for place in wrong))
 
@@ -132,7 +134,13 @@ def _wrong_prediction(expected: Any, got: Any) -> Fault:
 def _warnings(trial: Trial, ended: Run) -> Fault | None:
     if not ended.warnings:
         return None
-    return Fault("\n\n".join(ended.warnings), _reasons(ended.warnings))
+    told: dict[str, list[str]] = {}  # By all but the first line, which names the rank.
+    for warning in ended.warnings:
+        told.setdefault(warning.partition("\n")[2], []).append(warning)
+    parts = [
+        alike[0] + (f"\nIt is the same in {count(len(alike) - 1, 'other case')}." if len(alike) > 1 else "") for alike in told.values()
+    ]
+    return Fault("\n\n".join(parts), _reasons(ended.warnings))
 
 
 def _reasons(warnings: Sequence[str]) -> frozenset[str]:
@@ -153,12 +161,12 @@ def _ledger(trial: Trial, ended: Run) -> Fault | None:
         if isinstance(wanted, int):
             total = getattr(ledger.total, name)
             if total != wanted:
-                text = f"What the ranks return is right, but not what they send: {total:,} {title} in all, where {wanted:,} are expected."
+                text = f"What comes out is right, but not what is sent: {total:,} {title} in all, where {wanted:,} are expected."
                 return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, tuple(got)), is_common=True)
             continue
         wrong = [rank for rank in range(trial.case.world_size) if got[rank] != wanted[rank]]
         if wrong:
             rows = [[f"{rank}", f"{wanted[rank]:,}", f"{got[rank]:,}"] for rank in wrong[:_SHOWN_RANKS]]
-            text = f"What the ranks return is right, but not what they send.\n\n{table(['rank', f'{title}: expected', 'got'], rows)}"
+            text = f"What comes out is right, but not what is sent.\n\n{table(['rank', f'{title}: expected', 'got'], rows)}"
             return Fault(f"{text}\n\n{trial.task.because}".rstrip(), (name, tuple(got)), is_common=True)
     return None

@@ -12,6 +12,8 @@ from allhands.printed import LiveText, fold
 
 MAX_OUTPUT_BYTES = 1 << 28
 
+_LAST_WORDS = re.compile(r"terminate called after throwing an instance of 'gloo::.*\n.*what\(\):.*\n?")
+
 _this_thread = threading.local()
 
 
@@ -41,6 +43,11 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def without_last_words(text: str) -> str:
+    """What gloo says when it ends a process left out: it has been told better, and is said now in one rank, now in another."""
+    return _LAST_WORDS.sub("", text)
+
+
 class PrintedText:
     """The files that the ranks print into, and what of them has been shown."""
 
@@ -48,7 +55,7 @@ class PrintedText:
         self.paths = [job.path("output", r) for r in range(job.world_size)]
         self.live = [LiveText(r) for r in range(job.world_size)] if stream else []
         self.shown_bytes = [0] * len(self.live)
-        self._hidden: re.Pattern[str] | None = None
+        self._hides_last_words = False
 
     def __enter__(self) -> "PrintedText":
         return self
@@ -57,11 +64,11 @@ class PrintedText:
         if self.live:
             self._show_news(last=True)
         else:
-            write(fold([self._hidden.sub("", text) if self._hidden else text for text in self.all()]))
+            write(fold([without_last_words(text) if self._hides_last_words else text for text in self.all()]))
 
     def hide_last_words(self) -> None:
-        """Do not show what gloo says when it ends a process: it has been told better, and says it now in one rank, now in another."""
-        self._hidden = re.compile(r"terminate called after throwing an instance of 'gloo::.*\n.*what\(\):.*\n?")
+        """Do not show what gloo says when it ends a process."""
+        self._hides_last_words = True
 
     def look(self) -> list[int]:
         """Show what is new, if it is shown live. Returns the ranks that have printed far too much."""

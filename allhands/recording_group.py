@@ -99,8 +99,8 @@ class RecordingGroup(dist.ProcessGroup):
     def _no_such_rank(self, peer: int) -> ValueError:
         """Gloo would wait for it for ever."""
         last = self._size - 1
-        hint = "In a ring, the rank after the last is 0: (rank + 1) % world_size" if peer == self._size else ""
-        hint = hint or ("In a ring, the rank before 0 is the last: (rank - 1) % world_size" if peer == -1 else "")
+        hint = "In a ring, the rank after the last is 0: (rank + 1) % world_size. A line ends there" if peer == self._size else ""
+        hint = hint or ("In a ring, the rank before 0 is the last: (rank - 1) % world_size. A line begins at 0" if peer == -1 else "")
         return ValueError(f"there is no rank {peer}: ranks go from 0 to {last}{f'. {hint}' if hint else ''}")
 
     def _message_site(self, key: tuple[Any, ...], frame: FrameType | None, is_from_any: bool = False) -> int:

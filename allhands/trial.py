@@ -11,7 +11,7 @@ import torch.distributed as dist
 from allhands.errors import RankError
 from allhands.exercise import Case, Task
 from allhands.launch import run
-from allhands.output import into
+from allhands.output import into, without_last_words
 from allhands.printed import fold
 from allhands.values import same
 from allhands.watch import Run
@@ -58,7 +58,7 @@ class Trial:
     @property
     def printed(self) -> str:
         """What the ranks printed, in their order."""
-        return fold(self.ended.output)
+        return fold([without_last_words(text) for text in self.ended.output])
 
     @property
     def sent(self) -> list[tuple[int, int]]:

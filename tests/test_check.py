@@ -200,7 +200,7 @@ def test_too_many_messages_are_told():
         return received if rank == world_size - 1 else None
 
     text = str(failure(DELIVER, to_all))
-    assert "What the ranks return is right, but not what they send." in text
+    assert "What comes out is right, but not what is sent." in text
     assert "rank  messages out: expected  got\n0     1                       2" in text
     assert "It takes one message: rank 0 may send to any rank, however far away it is." in text
 
@@ -208,8 +208,12 @@ def test_too_many_messages_are_told():
 def test_a_prediction_is_not_told_what_is_right():
     text = str(failure("ranks_and_messages.predict", lambda: (3.0, 3, 1)))
     assert "Of your 3 answers, the second (3) and the third (1) are not what happens." in text
-    assert "a float32 has four" in text and "12" not in text
+    assert "\nThe second: The ledger counts bytes, not elements, and a float32 has four.\nThe third: They do not all send at once" in text
+    assert "12" not in text and "known mistake" not in text
     assert "The answer is 3 values in a tuple" in str(failure("ranks_and_messages.predict", lambda: 3.0))
+    assert "this is None. Is there a return?" in str(failure("ranks_and_messages.predict", lambda: None))
+    assert "ZeroDivisionError" in str(failure("ranks_and_messages.predict", lambda: (1 / 0, 12, 3)))
+    assert "'list' object" not in str(failure("ranks_and_messages.predict", lambda: (6.0, [], None)))
 
 
 # --- what check is given ------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_a_lesson_is_its_solution_without_the_answers(path):
         assert (solution.source == lesson.source) == (not about.get("solution", False))
         if about.get("grade"):
             (error,) = lesson.outputs
-            assert error.ename == "CheckFailed" and "is not started: it raises NotImplementedError" in error.evalue
+            assert error.ename == "CheckFailed" and "is not started: it still raises NotImplementedError" in error.evalue
             assert solution.outputs[0].data["text/plain"].startswith("✓ ")
 
 

@@ -180,7 +180,10 @@ TASK = Task(
             "Two full laps take 2n messages. Rank 0 knows the result after one: the last two messages tell nobody anything new.", _two_laps
         ),
         Mistake("It waits for the way back before it has sent anything on the way there.", _answer_before_the_question),
-        Mistake("It begins with the largest of x and 0, and is wrong where all are negative. Rank 0 begins with its own x.", _from_zero),
+        Mistake(
+            "It begins with zeros (or whatever torch.empty holds): wrong where all x are negative. Rank 0 begins with its x.",
+            _from_zero,
+        ),
         Mistake("The last rank has nobody to its right: there the way ends, and the way back begins.", _beyond_the_end),
     ],
     hints=(

@@ -46,7 +46,7 @@ TASK = Task(
         Mistake("Rank 1 receives from its right neighbour: from rank 2, whose x has three elements.", lambda: (0.0, 12, 3)),
         Mistake("The ledger counts bytes, not elements, and a float32 has four.", lambda: (3.0, 3, 3)),
         Mistake("A float32 has four bytes, not eight. torch makes float32 unless it is told otherwise.", lambda: (3.0, 24, 3)),
-        Mistake("Those are the bytes that rank 2 receives, not those that it sends.", lambda: (3.0, 16, 3)),
+        Mistake("That many bytes rank 2 receives; it sends fewer.", lambda: (3.0, 16, 3)),
         Mistake(
             "They do not all send at once: a send waits until its receiver receives, and rank 1 receives only after its own "
             "send is through.",

@@ -149,7 +149,7 @@ TASK = Task(
         Mistake("All report to rank 0, so it knows when they have come; but it tells nobody.", _only_reports),
         Mistake("Rank 0 lets everybody go without having heard from them.", _only_answers),
         Mistake("Rank 0 answers each rank as soon as that one reports. It may answer only when all have reported.", _answers_at_once),
-        Mistake("To wait for some time proves nothing: a rank may always be later than that.", _waits_a_while),
+        Mistake("Nothing is sent, so no rank can know of another one. However long it waits, another one may be later.", _waits_a_while),
         Mistake("A single lap tells rank 0 that all have come. It takes a second one to tell the others.", _one_lap),
         Mistake("The end of a range is not in it: range(1, n - 1) leaves the last rank out.", _forgets_the_last),
         Mistake("Everybody waits to receive first, so nobody ever sends.", _all_receive_first),

@@ -131,7 +131,7 @@ TASK = Task(
     promise=_promise,
     mistakes=[
         Mistake(
-            "All send first, and each waits until its receiver receives: nobody ever comes to recv. That is the program as it was.",
+            "All send first, and each waits for its receiver: nobody comes to receive. isend with wait() right behind it is a send.",
             _send_first,
         ),
         Mistake("All receive first, so nobody ever comes to send.", _receive_first),

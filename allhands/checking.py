@@ -195,7 +195,7 @@ def _passed(task_id: str, task: Task, verdict: Verdict) -> Passed:
     kept = f" {progress}." if progress else ""
     if task.riddle:
         shown: Any = run(task.riddle.program, world_size=task.riddle.world_size)
-        return Passed(f"✓ {task.name}: right. This is what happens:{kept}", draw(shown))
+        return Passed(f"✓ {task.name}: right.{kept} This is what happens:", draw(shown))
     sizes = sorted({trial.case.world_size for trial in verdict.trials})
     text = f"✓ {task.name}: right, in {len(task.cases)} cases, with {rank_label(sizes)} ranks.{kept}"
     first = verdict.trials[0]

@@ -254,7 +254,7 @@ def test_the_first_task_of_a_lesson_and_the_progress_that_it_makes(page):
     cells.nth(0).locator(".cm-content").click()
     for _ in range(6):  # Text is a cell too.
         page.keyboard.press("Shift+Enter")
-    right = "✓ predict: right. This is what happens: 1 of 6 in this lesson."
+    right = "✓ predict: right. 1 of 6 in this lesson. This is what happens:"
     assert wait_until(lambda: right in cells.nth(3).inner_text(), 60), cells.nth(3).inner_text()
     assert cells.nth(3).locator("svg[role=img] title").first.text_content() == "Space-time picture: 4 ranks: 3 messages in 3 rounds"
     page.screenshot(path=ROOT / "build" / "lesson_first_task.png")

@@ -24,7 +24,7 @@ def riddle() -> float | None:
 
 
 def predict() -> tuple[float, int, int]:
-    """Foretell of `riddle` with 4 ranks: what rank 1 returns, the bytes that rank 2 sends, the rounds."""
+    """Foretell: what rank 1 returns, how many bytes rank 2 sends, how many rounds it takes."""
     return 0.0 + 1.0 + 2.0, 3 * 4, 3
 
 

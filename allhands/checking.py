@@ -93,7 +93,9 @@ def name_mistake(task: Task, verdict: Verdict) -> str:
     if task.riddle:
         return _mistakes_of_prediction(task, verdict)
     last = verdict.last
-    alike = [each for each in task.mistakes if (fault := _fault_of(task, each, last.case)) and fault.likeness == verdict.fault.likeness]
+    before = [trial.case for trial in verdict.trials[:-1]]
+    alike = [each for each in task.mistakes if not any(_fault_of(task, each, case) for case in before)]
+    alike = [each for each in alike if (fault := _fault_of(task, each, last.case)) and fault.likeness == verdict.fault.likeness]
     if len(alike) > 1:
         alike = [each for each in alike if _trial_of(task, each, last.case).sent == last.sent] or alike
     others = iter([case for case in task.cases if case is not last.case])

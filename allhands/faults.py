@@ -15,7 +15,7 @@ from allhands.events import Kind
 from allhands.matching import NOBODY
 from allhands.stack import tell
 from allhands.trial import LIMIT_SECONDS, Trial
-from allhands.values import difference, in_words, same, table
+from allhands.values import difference, in_words, same, spelt, table
 from allhands.watch import Run
 from allhands.wording import call, count
 
@@ -96,7 +96,7 @@ def _changed(trial: Trial, ended: Run) -> Fault | None:
 
 
 def _values_of(ended: Run) -> tuple[str, ...]:
-    return tuple(repr(result.value) for result in ended.results)
+    return tuple(spelt(result.value) for result in ended.results)
 
 
 def _values(trial: Trial, ended: Run) -> Fault | None:
@@ -128,7 +128,7 @@ def _wrong_prediction(expected: Any, got: Any) -> Fault:
     wrong = [place for place in range(len(expected)) if not same(expected[place], got[place])]
     told = " and ".join(f"the {ORDINALS[place]} ({in_words(got[place])})" for place in wrong)
     text = f"Of your {len(expected)} answers, {told} {'is' if len(wrong) == 1 else 'are'} not what happens."
-    return Fault(text, frozenset((place, repr(got[place])) for place in wrong))
+    return Fault(text, frozenset((place, spelt(got[place])) for place in wrong))
 
 
 def _warnings(trial: Trial, ended: Run) -> Fault | None:

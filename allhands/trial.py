@@ -16,7 +16,7 @@ from allhands.printed import fold
 from allhands.values import same
 from allhands.watch import Run
 
-LIMIT_SECONDS = 4.0
+LIMIT_SECONDS = 3.0
 """For one case. Right answers take some hundredths of a second."""
 
 

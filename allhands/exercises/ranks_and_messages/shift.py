@@ -140,7 +140,7 @@ TASK = Task(
         ),
         Mistake("A ring has no end: to the right of the last rank is rank 0. Take (rank + 1) % world_size.", _no_ring),
         Mistake(
-            "It receives into x while x is being sent: what the neighbour gets is left to chance. And x belongs to the caller.",
+            "Something is written into x. If that happens while x is being sent, what the neighbour gets is left to chance.",
             _into_what_is_sent,
         ),
         Mistake("irecv only begins to receive. Until its wait() has returned, the tensor may hold anything.", _not_waited_for_the_message),

@@ -5,11 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbgrader.api import Gradebook
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSON = "01_ranks_and_messages"
@@ -122,15 +122,10 @@ def marks(classroom):
 
 
 def graded(classroom, student):
-    with warnings.catch_warnings():
-        # nbgrader's imports and its database speak of what other packages will change; our tests cannot mend that.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from nbgrader.api import Gradebook
-
-        with Gradebook(f"sqlite:///{classroom / 'gradebook.db'}", "allhands") as gradebook:
-            grades = gradebook.find_submission_notebook(LESSON, LESSON, student).grades
-            assert not any(grade.needs_manual_grade for grade in grades)
-            return {grade.name: grade.score for grade in grades}
+    with Gradebook(f"sqlite:///{classroom / 'gradebook.db'}", "allhands") as gradebook:
+        grades = gradebook.find_submission_notebook(LESSON, LESSON, student).grades
+        assert not any(grade.needs_manual_grade for grade in grades)
+        return {grade.name: grade.score for grade in grades}
 
 
 @pytest.mark.parametrize(

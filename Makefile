@@ -2,6 +2,7 @@
 #             A server without a screen:
 #             make lab ARGS="--no-browser --port 8890"
 # make test   set up what is needed, then everything that must be green.
+# make assignment TOPIC=ranks_and_messages   a lesson as an nbgrader assignment, in build/classroom/, for who teaches
 # The rest:   make notebooks (manuscript -> notebooks), make benchmark, make constraints (newer versions; see README.md)
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # Jupyter wants to hear it when the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab test notebooks benchmark constraints
+.PHONY: lab test assignment notebooks benchmark constraints
 
 lab:
 	@$(PYTHON) tools/set_up.py
@@ -21,6 +22,11 @@ test:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m pytest --junitxml=build/tests.xml $(ARGS)
+
+assignment:
+	$(if $(TOPIC),,$(error say which lesson: make assignment TOPIC=ranks_and_messages))
+	@$(PYTHON) tools/set_up.py --dev
+	@$(BIN)/python tools/make_assignment.py "$(TOPIC)"
 
 notebooks:
 	@$(PYTHON) tools/set_up.py --dev

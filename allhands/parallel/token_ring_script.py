@@ -1,4 +1,4 @@
-"""The token ring as a script of its own, as it would run in production: `torchrun` starts it once for every rank."""
+"""The token ring as a script of its own, as in production: `torchrun` starts it once for every rank."""
 
 import os
 

@@ -1,6 +1,7 @@
 """`check("topic.task", answer)` and `hint("topic.task")`: whether an answer is right, and if not, which mistake it is."""
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,8 @@ from allhands.launch import run
 from allhands.output import write
 from allhands.pictures import draw
 from allhands.printed import rank_label
-from allhands.trial import Trial, attempt
+from allhands.trial import LIMIT_SECONDS, Trial, attempt
+from allhands.values import spelt
 
 
 class CheckFailed(Exception):
@@ -75,8 +77,9 @@ def check(task_id: str, answer: Callable[..., Any]) -> Passed:
 def judge(task: Task, answer: Callable[..., Any]) -> Verdict:
     """Try an answer, case by case, until something is wrong."""
     trials = []
+    end = time.monotonic() + LIMIT_SECONDS
     for case in task.cases:
-        trials.append(attempt(task, case, answer))
+        trials.append(attempt(task, case, answer, end - time.monotonic()))
         fault = find_fault(trials[-1])
         if fault:
             return Verdict(tuple(trials), fault)
@@ -88,7 +91,7 @@ def name_mistake(task: Task, verdict: Verdict) -> str:
 
     Each wrong part of a prediction is a mistake of its own. Empty, if it is none that is known.
     """
-    if verdict.fault is None or verdict.fault.is_not_started:
+    if verdict.fault is None or verdict.fault.is_not_started or verdict.fault.is_nameless:
         return ""
     if task.riddle:
         return _mistakes_of_prediction(task, verdict)
@@ -136,7 +139,7 @@ def _likeness(fault: Fault | None) -> object:
 def _check_answer(task: Task, answer: Any) -> None:
     signature = inspect.signature(task.solution)
     if not callable(answer):
-        what = f"{type(answer).__name__} {str(answer)[:60]!r}"
+        what = f"{type(answer).__name__} {spelt(answer)[:60]}"
         told = f"check needs your function itself, but got {what}. Write {task.name}, without brackets behind it"
         raise without_traceback(TypeError(told))
     try:
@@ -182,7 +185,7 @@ def _so_far(verdict: Verdict) -> str:
 def _failed(task_id: str, task: Task, verdict: Verdict) -> CheckFailed:
     fault, trial = verdict.fault, verdict.last
     more = f'hint("{task_id}") helps on.'
-    if fault.is_not_started:
+    if fault.is_not_started and len(verdict.trials) == 1:
         do = "Write its body in that line's place, run its cell, then this one."
         return CheckFailed(f"{task.name} is not started: it still raises NotImplementedError. {do}\n{more}")
     where = "" if task.riddle else f" {_world(trial)}"

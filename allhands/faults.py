@@ -5,6 +5,7 @@ breaks its promise, it sends too much.
 """
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from allhands.errors import RankDeadlock, RankError, RankTimeout, first_letter_u
 from allhands.events import Kind
 from allhands.matching import NOBODY
 from allhands.stack import tell
-from allhands.trial import LIMIT_SECONDS, Trial
+from allhands.trial import Trial
 from allhands.values import difference, in_words, same, spelt, table
 from allhands.watch import Run
 from allhands.wording import call, count
@@ -32,12 +33,14 @@ class Fault:
     is_not_started: bool = False
     is_common: bool = False
     """Other mistakes may look the same in one case."""
+    is_nameless: bool = False
+    """That others are alike tells nothing."""
 
 
 def find_fault(trial: Trial) -> Fault | None:
     """The first thing that is wrong, or None if all is as it should be."""
     if isinstance(trial.ended, RankError):
-        return _of_error(trial.ended)
+        return _of_error(trial.ended, trial.limit)
     for look in (_forbidden, _warnings, _changed, _values, _promise, _ledger):
         fault = look(trial, trial.ended)
         if fault:
@@ -45,21 +48,21 @@ def find_fault(trial: Trial) -> Fault | None:
     return None
 
 
-def _of_error(error: RankError) -> Fault:
+def _of_error(error: RankError, limit: float) -> Fault:
     text = str(error)
     if error.trace.mismatch:  # What came after it may differ from one time to the next.
         return Fault(text, _told(error.trace.mismatch.text))
     if isinstance(error, RankTimeout):
-        hint = "Right answers take some hundredths of a second. Is there a loop that does not end, or a sleep?"
-        return Fault(f"Not finished after {LIMIT_SECONDS:g} seconds.\n\n{error.standings}\n\n{hint}", "timeout")
+        hint = "Right answers take some hundredths of a second. Is there a loop without an end, or a sleep? A work is waited for by wait()."
+        return Fault(f"Not finished after {limit:g} seconds.\n\n{error.standings}\n\n{hint}", "timeout", is_nameless=True)
     if isinstance(error, RankDeadlock) and error.deadlock:
         trace, stuck = error.trace, error.deadlock.stuck
         if any(trace.matching.partner[each.operation] != NOBODY for each in stuck):
             # Its message was let go of. Whether that makes a rank hang is chance: it is the same fault as where none does.
-            return Fault(text, _reasons(warnings_of(trace)))
+            return _left_over(warnings_of(trace)) or Fault(text, "lost")
         sites = [trace.columns[each.operation].site for each in stuck]
         return Fault(text, ("deadlock", frozenset((site.rank, site.kind, site.peer) for site in sites)))
-    return Fault(text, _told(text), is_not_started=" raised NotImplementedError" in text)
+    return Fault(text, _told(text), is_not_started=bool(re.match(r".* raised NotImplementedError\n", text)))
 
 
 def _told(text: str) -> tuple[str, ...]:
@@ -132,20 +135,19 @@ def _wrong_prediction(expected: Any, got: Any) -> Fault:
 
 
 def _warnings(trial: Trial, ended: Run) -> Fault | None:
-    if not ended.warnings:
+    return _left_over(ended.warnings)
+
+
+def _left_over(warnings: Sequence[str]) -> Fault | None:
+    if not warnings:
         return None
     told: dict[str, list[str]] = {}  # By all but the first line, which names the rank.
-    for warning in ended.warnings:
+    for warning in warnings:
         told.setdefault(warning.partition("\n")[2], []).append(warning)
     parts = [
         alike[0] + (f"\nIt is the same in {count(len(alike) - 1, 'other case')}." if len(alike) > 1 else "") for alike in told.values()
     ]
-    return Fault("\n\n".join(parts), _reasons(ended.warnings))
-
-
-def _reasons(warnings: Sequence[str]) -> frozenset[str]:
-    """Why messages are left over; not whose."""
-    return frozenset(warning.rpartition("\n")[2] for warning in warnings)
+    return Fault("\n\n".join(parts), frozenset(warning.rpartition("\n")[2] for warning in warnings))  # Why, and not whose.
 
 
 def _promise(trial: Trial, ended: Run) -> Fault | None:

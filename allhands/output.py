@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from allhands.job import Job
 from allhands.printed import LiveText, fold
 
-MAX_OUTPUT_BYTES = 1 << 28
+MAX_OUTPUT_BYTES = 1 << 25
 
 _LAST_WORDS = re.compile(r"terminate called after throwing an instance of 'gloo::.*\n.*what\(\):.*\n?")
 

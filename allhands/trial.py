@@ -2,13 +2,15 @@
 
 import copy
 import inspect
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
-from allhands.errors import RankError
+from allhands.errors import RankError, RankTimeout
 from allhands.exercise import Case, Task
 from allhands.launch import run
 from allhands.output import into, without_last_words
@@ -17,7 +19,11 @@ from allhands.values import same
 from allhands.watch import Run
 
 LIMIT_SECONDS = 3.0
-"""For one case. Right answers take some hundredths of a second."""
+"""For all cases of a task together. Right answers take some hundredths of a second for each."""
+
+_LEAST_SECONDS = 0.5
+_BUSY_SECONDS, _PATIENT_SECONDS = 0.25, 30.0
+"""If even an empty program takes as long as the first, the machine is busy, and gets as long as the second."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Trial:
     answer: Callable[..., Any]
     ended: Run | RankError
     is_borrowed: bool
+    limit: float
 
     @property
     def printed(self) -> str:
@@ -71,16 +78,32 @@ class Trial:
         return self.ended.recorded is not None and len(self.ended.trace) > 0
 
 
-def attempt(task: Task, case: Case, answer: Callable[..., Any]) -> Trial:
-    """Run an answer in the ranks of one case. What it prints is kept back."""
+def attempt(task: Task, case: Case, answer: Callable[..., Any], seconds: float = LIMIT_SECONDS) -> Trial:
+    """Run an answer in the ranks of one case, for so many seconds at most. What it prints is kept back.
+
+    A time-out on a machine that is busy says nothing about the answer, so it is tried again then, with more patience.
+    """
     caller = _Caller(answer, case.arguments, tuple(task.fills))
-    ended: Run | RankError
+    limit = LIMIT_SECONDS
     with into([]):
-        try:
-            ended = run(caller, world_size=case.world_size, timeout=LIMIT_SECONDS)
-        except RankError as error:
-            ended = error
-    return Trial(task, case, answer, ended, is_borrowed=inspect.unwrap(answer) is not task.solution and _calls_solution(task, ended))
+        ended = _run(caller, case.world_size, max(seconds, _LEAST_SECONDS))
+        if isinstance(ended, RankTimeout) and _is_busy(case.world_size):
+            limit = _PATIENT_SECONDS
+            ended = _run(caller, case.world_size, limit)
+    return Trial(task, case, answer, ended, is_borrowed=answer is not task.solution and _calls_solution(task, ended), limit=limit)
+
+
+def _run(caller: _Caller, world_size: int, seconds: float) -> Run | RankError:
+    try:
+        return run(caller, world_size=world_size, timeout=seconds)
+    except RankError as error:
+        return error
+
+
+def _is_busy(world_size: int) -> bool:
+    begin = time.monotonic()
+    run(dist.get_rank, world_size=world_size, timeout=math.inf)
+    return time.monotonic() - begin > _BUSY_SECONDS
 
 
 def _calls_solution(task: Task, ended: Run | RankError) -> bool:

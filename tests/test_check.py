@@ -1,7 +1,9 @@
 """`check` and `hint`: whatever a learner's code does, it is told in clear words, soon, and nothing is left behind."""
 
+import functools
 import os
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -48,10 +50,10 @@ def test_wrong_values_are_shown_by_rank_with_the_first_difference_and_a_picture(
         "deliver is not right yet with 3 ranks.\n\n"
         "All 3 ranks returned something else than expected.\n\n"
         "rank  x                     expected              got\n"
-        "0     float32 [10.0, 11.0]  None                  float32 [10.0, 11.0]\n"
-        "1     float32 [20.0, 21.0]  None                  float32 [20.0, 21.0]\n"
-        "2     float32 [30.0, 31.0]  float32 [10.0, 11.0]  float32 [30.0, 31.0]\n\n"
-        "The first difference: in rank 0, it should be None and is float32 [10.0, 11.0].\n\n"
+        "0     float32 [10.0, 13.0]  None                  float32 [10.0, 13.0]\n"
+        "1     float32 [20.0, 23.0]  None                  float32 [20.0, 23.0]\n"
+        "2     float32 [30.0, 33.0]  float32 [10.0, 13.0]  float32 [30.0, 33.0]\n\n"
+        "The first difference: in rank 0, it should be None and is float32 [10.0, 13.0].\n\n"
         'hint("ranks_and_messages.deliver") helps on.'
     )
     assert error.picture is None  # Nothing was sent.
@@ -96,7 +98,41 @@ def test_an_endless_loop_is_stopped():
     error = failure(SHIFT, endless)
     assert time.monotonic() - begin < 15  # 5 on a machine that has nothing else to do
     assert "Not finished after 3 seconds.\n\n" in str(error) and ", in endless\n" in str(error)
-    assert "Is there a loop that does not end, or a sleep?" in str(error) and "timeout=60" not in str(error)
+    assert "Is there a loop without an end, or a sleep?" in str(error) and "timeout=60" not in str(error)
+
+
+def test_an_answer_that_is_right_but_slow_is_stopped():
+    def slow(x):
+        time.sleep(0.8)
+        return in_a_ring(x) if dist.get_world_size() > 1 else x
+
+    assert "Not finished after 3 seconds." in str(failure(SHIFT, slow))
+
+
+def test_on_a_busy_machine_a_time_out_is_not_the_answers_fault(monkeypatch):
+    from allhands import trial
+
+    monkeypatch.setattr(trial, "_BUSY_SECONDS", 0)
+    monkeypatch.setattr(trial, "LIMIT_SECONDS", 0.5)
+
+    def slow(x):
+        time.sleep(0.7)
+        return in_a_ring(x) if dist.get_world_size() > 1 else x
+
+    assert "right, in 6 cases" in repr(check(SHIFT, slow))
+
+
+def test_it_is_not_started_only_if_it_says_so():
+    def half(x):
+        if dist.get_world_size() == 2:
+            raise NotImplementedError
+        return in_a_ring(x)
+
+    def torchs_own(x):
+        return torch.empty(2, device="meta").tolist()
+
+    assert "Both ranks raised NotImplementedError" in str(failure(SHIFT, half))
+    assert "is not started" not in str(failure(SHIFT, torchs_own))
 
 
 def test_a_crash_shows_the_learners_line():
@@ -156,7 +192,8 @@ def test_the_courses_own_solution_is_not_accepted():
     def borrowed(x):
         return messages.shift(x)
 
-    assert "It calls the course's own shift. Write it yourself: that is the task." in str(failure(SHIFT, borrowed))
+    for answer in (borrowed, functools.wraps(messages.shift)(lambda x: messages.shift(x)), functools.partial(messages.shift)):
+        assert "It calls the course's own shift. Write it yourself: that is the task." in str(failure(SHIFT, answer))
 
 
 def test_a_changed_argument_is_told():
@@ -235,7 +272,7 @@ def test_a_prediction_is_not_told_what_is_right():
             SHIFT,
             torch.ones(2),
             TypeError,
-            "check needs your function itself, but got Tensor 'tensor([1., 1.])'. Write shift, without brackets",
+            "check needs your function itself, but got Tensor tensor([1., 1.]). Write shift, without brackets",
         ),
         (SHIFT, lambda: 1, TypeError, "check will call shift(x), but your function cannot be called so: too many positional arguments"),
         (SHIFT, lambda x, y: 1, TypeError, "missing a required argument: 'y'"),
@@ -296,7 +333,19 @@ class Hostile:
         raise RuntimeError("no")
 
 
-@pytest.mark.parametrize("value", [Hostile(), torch.ones(2, device="meta"), torch.ones(2).numpy(), [torch.ones(2)], float("nan"), "text"])
+ODD = {
+    "hostile": Hostile(),
+    "meta": torch.ones(2, device="meta"),
+    "sparse": torch.eye(2).to_sparse(),
+    "long": 10**5000,
+    "any": mock.ANY,
+    "array": torch.ones(2).numpy(),
+    "list": [torch.ones(2)],
+    "nan": float("nan"),
+}
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
 def test_odd_values_are_wrong_and_told(value):
     text = str(failure(SHIFT, lambda x: value))
     assert "All 3 ranks returned something else than expected." in text and "The first difference: in rank 0, " in text

@@ -20,9 +20,10 @@ def task_ids(topic: str) -> list[str]:
 
 def find(task_id: str) -> Task:
     """The task of this id. Raises ValueError, with the nearest that there are, for one that there is not."""
+    task_id = task_id.strip() if isinstance(task_id, str) else task_id
     topic, _, name = str(task_id).partition(".")
     known = [each for topic in topics() for each in task_ids(topic)]
     if task_id in known:
         return import_module(f"allhands.exercises.{topic}.{name}").TASK
-    near = difflib.get_close_matches(str(task_id), known, n=3, cutoff=0.3) or known
-    raise without_traceback(ValueError(f"there is no task {task_id!r}. Is it one of these? {', '.join(near)}"))
+    near = task_ids(topic) if topic in topics() and not name else difflib.get_close_matches(str(task_id)[:100], known, n=3, cutoff=0.3)
+    raise without_traceback(ValueError(f"there is no task {repr(task_id)[:60]}. Is it one of these? {', '.join(near or known)}"))

@@ -9,7 +9,7 @@ from allhands.parallel.messages import deliver
 
 def _case(world_size: int, *shape: int) -> Case:
     numbers = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
-    return Case(world_size, [(numbers + 10 * (rank + 1),) for rank in range(world_size)])
+    return Case(world_size, [(numbers * world_size + 10 * (rank + 1),) for rank in range(world_size)])
 
 
 def _ledger(case: Case) -> dict[str, list[int]]:

@@ -116,7 +116,7 @@ def test_on_a_busy_machine_a_time_out_is_not_the_answers_fault(monkeypatch):
     monkeypatch.setattr(trial, "LIMIT_SECONDS", 0.5)
 
     def slow(x):
-        time.sleep(0.7)
+        time.sleep(0.6)
         return in_a_ring(x) if dist.get_world_size() > 1 else x
 
     assert "right, in 6 cases" in repr(check(SHIFT, slow))

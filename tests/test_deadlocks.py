@@ -444,13 +444,19 @@ def without_places(text, name):
     return re.sub(r"tests/hangs\.py, line \d+, in \w+", "HERE", text)
 
 
+LATER = {
+    "an_isend_that_was_not_kept": 2.5,  # It could still be on its way.
+    "a_functional_collective_against_a_receive": 2.5,  # The first one of a process imports half a compiler, before it can hang.
+}
+
+
 @pytest.mark.parametrize("name", HANGS)
 def test_a_hang_is_explained_within_a_second(name):
     world_size, told = HANGS[name]
     with pytest.raises(RankDeadlock) as caught:
         run(getattr(hangs, name), world_size=world_size)
     formed = max(float(line) for text in caught.value.output for line in text.split())
-    assert time.monotonic() - formed < (2.5 if name == "an_isend_that_was_not_kept" else 1)  # That one could still be on its way.
+    assert time.monotonic() - formed < LATER.get(name, 1)
     assert without_places(str(caught.value), name) == told.removesuffix("\n")
 
 

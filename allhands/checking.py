@@ -1,7 +1,6 @@
 """`check("topic.task", answer)` and `hint("topic.task")`: whether an answer is right, and if not, which mistake it is."""
 
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,13 +10,13 @@ from typing import Any
 from allhands import exercises, marks
 from allhands.errors import without_traceback
 from allhands.exercise import Case, Mistake, Task
-from allhands.faults import ORDINALS, Fault, find_fault
+from allhands.faults import ORDINALS, Fault, find_fault, slow
 from allhands.lanes import Picture
 from allhands.launch import run
 from allhands.output import write
 from allhands.pictures import draw
 from allhands.printed import rank_label
-from allhands.trial import LIMIT_SECONDS, Trial, attempt
+from allhands.trial import LIMIT_SECONDS, Trial, attempt, is_busy
 from allhands.values import spelt
 
 
@@ -77,10 +76,11 @@ def check(task_id: str, answer: Callable[..., Any]) -> Passed:
 def judge(task: Task, answer: Callable[..., Any]) -> Verdict:
     """Try an answer, case by case, until something is wrong."""
     trials = []
-    end = time.monotonic() + LIMIT_SECONDS
+    left = LIMIT_SECONDS
     for case in task.cases:
-        trials.append(attempt(task, case, answer, end - time.monotonic()))
-        fault = find_fault(trials[-1])
+        trials.append(attempt(task, case, answer, left))
+        left -= trials[-1].seconds
+        fault = find_fault(trials[-1]) or (slow(LIMIT_SECONDS) if left < 0 and not is_busy(case.world_size) else None)
         if fault:
             return Verdict(tuple(trials), fault)
     return Verdict(tuple(trials), None)

@@ -22,6 +22,7 @@ from allhands.wording import call, count
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 _SHOWN_RANKS = 8
+_HOW_FAST = "Right answers take some hundredths of a second. Is there a loop without an end, or a sleep? A work is waited for by wait()."
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,18 @@ def find_fault(trial: Trial) -> Fault | None:
     return None
 
 
+def slow(limit: float) -> Fault:
+    """What is wrong with an answer that would come to its end, but not soon."""
+    text = f"What comes out is right so far, but the calls have taken more than {limit:g} seconds. {_HOW_FAST}"
+    return Fault(text, "slow", is_nameless=True)
+
+
 def _of_error(error: RankError, limit: float) -> Fault:
     text = str(error)
     if error.trace.mismatch:  # What came after it may differ from one time to the next.
         return Fault(text, _told(error.trace.mismatch.text))
     if isinstance(error, RankTimeout):
-        hint = "Right answers take some hundredths of a second. Is there a loop without an end, or a sleep? A work is waited for by wait()."
-        return Fault(f"Not finished after {limit:g} seconds.\n\n{error.standings}\n\n{hint}", "timeout", is_nameless=True)
+        return Fault(f"Not finished after {limit:g} seconds.\n\n{error.standings}\n\n{_HOW_FAST}", "timeout", is_nameless=True)
     if isinstance(error, RankDeadlock) and error.deadlock:
         trace, stuck = error.trace, error.deadlock.stuck
         if any(trace.matching.partner[each.operation] != NOBODY for each in stuck):

@@ -19,9 +19,9 @@ from allhands.values import same
 from allhands.watch import Run
 
 LIMIT_SECONDS = 3.0
-"""For all cases of a task together. Right answers take some hundredths of a second for each."""
+"""For the calls of all cases of a task together. Right answers take some hundredths of a second for each."""
 
-_LEAST_SECONDS = 0.5
+_LEAST_SECONDS, _START_SECONDS = 0.5, 0.5
 _BUSY_SECONDS, _PATIENT_SECONDS = 0.25, 30.0
 """If even an empty program takes as long as the first, the machine is busy, and gets as long as the second."""
 
@@ -32,6 +32,7 @@ class _Call:
 
     value: Any
     changed: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class _Caller:
     def __call__(self) -> _Call:
         mine = self.arguments[dist.get_rank()]
         before = copy.deepcopy(mine)
+        begin = time.monotonic()
         returned = self.answer(*mine)
+        seconds = time.monotonic() - begin
         places = [place for place in range(len(mine)) if place not in self.fills]
         changed = tuple(place for place in places if not same(mine[place], before[place]))
-        return _Call(tuple(mine[place] for place in self.fills) if self.fills else returned, changed)
+        return _Call(tuple(mine[place] for place in self.fills) if self.fills else returned, changed, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,11 @@ class Trial:
     def printed(self) -> str:
         """What the ranks printed, in their order."""
         return fold([without_last_words(text) for text in self.ended.output])
+
+    @property
+    def seconds(self) -> float:
+        """How long the slowest rank's call took, if all came to an end."""
+        return max(result.seconds for result in self.ended.results) if isinstance(self.ended, Run) else 0.0
 
     @property
     def sent(self) -> list[tuple[int, int]]:
@@ -86,8 +94,8 @@ def attempt(task: Task, case: Case, answer: Callable[..., Any], seconds: float =
     caller = _Caller(answer, case.arguments, tuple(task.fills))
     limit = LIMIT_SECONDS
     with into([]):
-        ended = _run(caller, case.world_size, max(seconds, _LEAST_SECONDS))
-        if isinstance(ended, RankTimeout) and _is_busy(case.world_size):
+        ended = _run(caller, case.world_size, max(seconds, _LEAST_SECONDS) + _START_SECONDS)
+        if isinstance(ended, RankTimeout) and is_busy(case.world_size):
             limit = _PATIENT_SECONDS
             ended = _run(caller, case.world_size, limit)
     return Trial(task, case, answer, ended, is_borrowed=answer is not task.solution and _calls_solution(task, ended), limit=limit)
@@ -100,9 +108,11 @@ def _run(caller: _Caller, world_size: int, seconds: float) -> Run | RankError:
         return error
 
 
-def _is_busy(world_size: int) -> bool:
+def is_busy(world_size: int) -> bool:
+    """Whether the machine has so much else to do that time tells nothing about an answer."""
     begin = time.monotonic()
-    run(dist.get_rank, world_size=world_size, timeout=math.inf)
+    with into([]):
+        run(dist.get_rank, world_size=world_size, timeout=math.inf)
     return time.monotonic() - begin > _BUSY_SECONDS
 
 

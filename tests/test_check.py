@@ -106,17 +106,21 @@ def test_an_answer_that_is_right_but_slow_is_stopped():
         time.sleep(0.8)
         return in_a_ring(x) if dist.get_world_size() > 1 else x
 
-    assert "Not finished after 3 seconds." in str(failure(SHIFT, slow))
+    text = str(failure(SHIFT, slow))  # In the sum of its calls, or, where starting is slow too, in one of them.
+    assert (
+        "What comes out is right so far, but the calls have taken more than 3 seconds." in text or "Not finished after 3 seconds." in text
+    )
+    assert "Right answers take some hundredths of a second." in text
 
 
 def test_on_a_busy_machine_a_time_out_is_not_the_answers_fault(monkeypatch):
-    from allhands import trial
+    from allhands import checking, trial
 
     monkeypatch.setattr(trial, "_BUSY_SECONDS", 0)
-    monkeypatch.setattr(trial, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(checking, "LIMIT_SECONDS", 0.1)
 
     def slow(x):
-        time.sleep(0.6)
+        time.sleep(1.1 if dist.get_world_size() == 3 else 0)
         return in_a_ring(x) if dist.get_world_size() > 1 else x
 
     assert "right, in 6 cases" in repr(check(SHIFT, slow))

@@ -18,6 +18,7 @@ from allhands.pictures import draw
 from allhands.printed import rank_label
 from allhands.trial import LIMIT_SECONDS, Trial, attempt, is_busy
 from allhands.values import spelt
+from allhands.wording import count
 
 
 class CheckFailed(Exception):
@@ -162,8 +163,7 @@ def _show_printed(verdict: Verdict) -> None:
 
 
 def _world(trial: Trial) -> str:
-    size = trial.case.world_size
-    return f"with {size} rank{'' if size == 1 else 's'}"
+    return f"with {count(trial.case.world_size, 'rank')}"
 
 
 def _of(case: Case) -> str:
@@ -177,8 +177,7 @@ def _so_far(verdict: Verdict) -> str:
     if not sizes:
         return ""
     if verdict.last.case.world_size in sizes:
-        count = len(verdict.trials) - 1
-        return f" (It is right in {count} other case{'s' if count > 1 else ''}.)"
+        return f" (It is right in {count(len(verdict.trials) - 1, 'other case')}.)"
     return f" (It is right with {rank_label(sizes)} rank{'' if sizes == {1} else 's'}.)"
 
 
